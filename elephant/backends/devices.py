@@ -176,12 +176,16 @@ class DeviceReducer(ABC):
     def _watch(self) -> None:
         while not self._is_closed.wait(_LOOK_S):
             since, works = self._under_way
-            if works is not None and all(work.is_completed() for work in works):
-                continue
             try:
+                if works is not None and all(work.is_completed() for work in works):
+                    continue
                 self._collective.look("exchange of gradients", time.monotonic() - since)
             except NetworkError as error:
                 self._break(error)
+                return
+            except Exception as error:
+                # An operation that fails of itself, say: without this thread, nobody would look after the others.
+                self._break(NetworkError(f"Expected to look after the exchange of gradients. Received: {error!r}."))
                 return
 
     def _break(self, error: NetworkError) -> None:
@@ -516,7 +520,7 @@ class JaxReducer(DeviceReducer):
 
     def __init__(self, collective: ProcessGroup) -> None:
         self._orders: queue.SimpleQueue[tuple[Callable[..., Any], tuple[Any, ...]] | None] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
         self._is_joined = False
         super().__init__(collective)
         threading.Thread(target=self._work, name=f"elephant-sums-{collective.rank}", daemon=True).start()
@@ -635,7 +639,7 @@ class JaxReducer(DeviceReducer):
         for function, args in iter(self._orders.get, None):
             try:
                 self._answers.put((function(*args), None))
-            except Exception as error:
+            except BaseException as error:
                 self._answers.put((None, error))
 
     def _abort(self) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from elephant.checkpoint.manager import CheckpointSink
-from elephant.cluster.coordinator_policy import CoordinatorPolicy, ProgressDisplay, RunState, as_error, may_retry
+from elephant.cluster.coordinator_policy import CoordinatorPolicy, ProgressDisplay, RunState, as_error, is_retryable
 from elephant.cluster.spark_job import SparkWords, cancellation, lost_driver
 from elephant.data.schema import RowSpec
 from elephant.errors import ClusterError, DataError, ElephantError, TrainingError, WorkerFailure, warn_user
@@ -255,7 +255,7 @@ class Coordinator:
         """Returns whether the run may be started again: unless the user's code or data failed, or it was cancelled."""
         failure = self.policy.root_failure(self.state)
         if failure is not None and not failure.is_echo:
-            return may_retry(failure)
+            return is_retryable(failure.kind)
         if self.state.silent is not None:
             return True
         return cancellation(job_error) is None and bool(

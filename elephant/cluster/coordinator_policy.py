@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from elephant.checkpoint.state import FitState
-from elephant.cluster.process import ENDED, EXITED, FROZEN
+from elephant.cluster.process import ENDED, FROZEN
 from elephant.cluster.server_processes import ServerGroup
 from elephant.cluster.spark_job import cancellation, cause_of, lost_with
-from elephant.cluster.specs import SUPERSEDED
+from elephant.cluster.specs import COORDINATOR_LOST, SUPERSEDED
 from elephant.errors import (
     ElephantError,
     NetworkError,
@@ -475,7 +475,9 @@ def require_all_steps(
 
 
 def is_retryable(kind: str) -> bool:
-    """Returns whether an error is of a kind that another attempt of the same task may not meet.
+    """Returns whether an error is of a kind that another attempt may not meet, of the same task or of the whole fit.
+
+    A process that ended without a word is of such a kind, however it did: libraries end it so where a device fails.
 
     Args:
         kind: What `elephant.errors.kind_of` says of it.
@@ -486,21 +488,14 @@ def is_retryable(kind: str) -> bool:
     return kind in _RETRYABLE
 
 
-def may_retry(failed: RankFailure) -> bool:
-    """Returns whether the whole fit may not meet a rank's failure again: all that passes, but for exits of its own.
-
-    >>> killed = RankFailure(rank=0, host="a", kind=ENDED, message="its process was killed (signal 9)")
-    >>> left = RankFailure(rank=0, host="a", kind=ENDED, message="its process exited with 3: something called os._exit")
-    >>> may_retry(killed), may_retry(left)
-    (True, False)
-    """
-    return is_retryable(failed.kind) and not failed.message.startswith(EXITED)
-
-
 def as_error(failure: RankFailure) -> ElephantError:
     """Returns the error that a rank's failure is on the driver."""
     if failure.kind == _SERVER_FAILED:
         return ServerFailedError(failure.message)
+    if failure.kind == COORDINATOR_LOST:
+        # No rank's failure: it only ran beside one.
+        place = f"executor {failure.executor} on {failure.host}" if failure.executor else failure.host
+        return TrainingError(f"{place}: {failure.message}")
     return user_error(failure.kind, failure.message) or WorkerFailure(
         f"{failure.kind.removeprefix('elephant.')}: {failure.message}",
         rank=failure.rank,
@@ -534,7 +529,7 @@ def _kinds(error: type[NetworkError]) -> set[str]:
     return {f"elephant.{error.__name__}"}.union(*(_kinds(child) for child in error.__subclasses__()))
 
 
-_RETRYABLE = frozenset({ENDED, FROZEN, *_kinds(NetworkError)} - {SUPERSEDED})
+_RETRYABLE = frozenset({ENDED, FROZEN, COORDINATOR_LOST, *_kinds(NetworkError)} - {SUPERSEDED})
 
 
 def _other_rows(before: Started, now: Started) -> str:

@@ -9,16 +9,24 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from elephant.cluster.process import DISMISSED, Lines, RankProcess, process_environment
+from elephant.cluster.process import DISMISSED, ENDED, FROZEN, Lines, RankProcess, process_environment
+from elephant.cluster.process_watch import ProcessWatch
 from elephant.cluster.rendezvous import RankReport
-from elephant.cluster.specs import HEARD_FILE, CoordinatorInfo, CoordinatorSpec, RunContext, ServerAddresses, TaskSpec
+from elephant.cluster.specs import (
+    COORDINATOR_LOST,
+    HEARD_FILE,
+    CoordinatorInfo,
+    CoordinatorSpec,
+    RunContext,
+    ServerAddresses,
+    TaskSpec,
+)
 from elephant.cluster.task import RankProcessError, result_rows
 from elephant.cluster.task_link import TaskLink, channel_output, exchanged
 from elephant.errors import ElephantError, kind_of
@@ -34,7 +42,7 @@ EVENTS = -1
 _MAX_EARLY_LINES = 200
 # For the host to end after a rank has failed, which it hears of, or of a loss that it waits to be explained.
 _AFTER_FAILURE_S = 20.0
-_POLL_S = 0.05
+_HOLDS = "what is in memory there: the cache, batchSize, and the model, which the coordinator may keep as well"
 
 
 class RankZeroLink(TaskLink):
@@ -108,6 +116,9 @@ class RankZeroLink(TaskLink):
         """Yields the events that were heard here."""
         return iter(()) if self._handle is None else result_rows(EVENTS, self._record(self._handle))
 
+    def check(self) -> None:
+        """Nothing: before the ranks have met, nobody knows of their coordinator."""
+
     def hang_up(self) -> None:
         """Nothing: the driver hears of this task from Spark alone."""
 
@@ -122,8 +133,16 @@ class RankZeroLink(TaskLink):
         except RankProcessError as error:
             if error.failure.kind == DISMISSED:
                 return b""
-            record = handle.heard() + packed([error.failure.at(self._task)])
+            record = handle.heard() + packed([_as_of_coordinator(error.failure).at(self._task)])
         return record + packed(handle.printed(self._task.host))
+
+
+def _as_of_coordinator(failure: RankFailure) -> RankFailure:
+    """Returns the failure of the run that the coordinator's is: of its own code's errors what it says, as before."""
+    if failure.kind not in (ENDED, FROZEN):
+        return failure
+    text = f"the coordinator of the run, a process of its own beside rank 0, is lost: {failure.message}"
+    return replace(failure, kind=COORDINATOR_LOST, message=text, step=None)
 
 
 class CoordinatorHandle:
@@ -135,7 +154,7 @@ class CoordinatorHandle:
 
     def __init__(self, host: CoordinatorSpec, spec: TaskSpec, address: str) -> None:
         self._spec, self._host = spec, host
-        self._begun = False
+        self._watch: ProcessWatch | None = None
         self._printed = EarlyOutput() if spec.shows_output else None
         self._closing = contextlib.ExitStack()
         try:
@@ -162,6 +181,7 @@ class CoordinatorHandle:
             module="elephant.cluster.coordinator_process",
             lines=self._printed,
             keeps_files=spec.brings_files,
+            holds=_HOLDS,
         )
         process.send(spec.job)
         # No variables besides: they are those of devices, of which it has none.
@@ -183,7 +203,8 @@ class CoordinatorHandle:
         self._process.send(place.to_bytes())
         for sock in self._sockets:
             sock.close()
-        self._begun = True
+        # From now on, ranks wait for it: they hear of its end, and of nothing else.
+        self._watch = ProcessWatch(self._process, silence_s=self._spec.timeouts.heartbeat_s)
 
     def record(self, within_s: float | None = None) -> bytes:
         """Waits until the run has ended as the host sees it; returns what it has written down.
@@ -194,9 +215,14 @@ class CoordinatorHandle:
         Raises:
             RankProcessError: The process has failed.
         """
-        if not self._begun or (within_s is not None and not self._ends(within_s)):
+        if self._watch is None:
             return b""
-        failure = self._process.wait(silence_s=self._spec.timeouts.heartbeat_s)
+        if within_s is not None and not self._watch.ends_within(within_s):
+            if self._process.silent_s < within_s / 2:
+                return b""
+            # Ranks may have failed of it, and heard no more than that it does not answer.
+            raise RankProcessError(RankFailure(kind=FROZEN, message=f"it gave no sign of life for {within_s / 2:g} s"))
+        failure = self._watch.end.result()
         if failure is not None:
             raise RankProcessError(failure)
         return self._process.result()
@@ -213,14 +239,10 @@ class CoordinatorHandle:
         lines, left_out = self._printed.taken()
         return [Printed(rank=0, host=name, lines=lines, left_out=left_out)] if lines else []
 
-    def _ends(self, within_s: float) -> bool:
-        deadline = time.monotonic() + within_s
-        while self._process.running and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
-        return not self._process.running
-
     def close(self) -> None:
         """Ends the process and the sockets."""
+        if self._watch is not None:
+            self._watch.close()
         self._closing.close()
 
 

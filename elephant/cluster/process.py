@@ -59,7 +59,7 @@ _NATIVE = (
 _USUALLY = {
     "SIGKILL": (
         "SIGKILL, often from the kernel or the cluster manager, out of memory. Raise spark.executor.memoryOverhead, or "
-        "lower what a worker holds, such as batchSize."
+        "lower {holds}."
     ),
     "SIGSEGV": f"it touched memory that is not its own: {_NATIVE}",
     "SIGABRT": (
@@ -86,8 +86,9 @@ _USUALLY = {
 }
 _OF_MEMORY = (
     "by the kernel, out of memory: its container, or its host, had no more. Raise spark.executor.memoryOverhead, "
-    "or lower what a worker holds: batchSize, or the cache in memory."
+    "or lower {holds}."
 )
+HOLDS = "what a worker holds: batchSize, or the cache in memory"
 
 # Spark's archive of what PySpark talks to Java with, and its version.
 _PY4J = re.compile(r"py4j-(.+)-src\.zip")
@@ -112,11 +113,12 @@ _UNHEARD_TEXT = (
 FROZEN = "elephant.ProcessFrozen"
 
 
-def exit_text(code: int, *, memory_kills: int = 0) -> str:
+def exit_text(code: int, *, memory_kills: int = 0, holds: str = HOLDS) -> str:
     """Describes the end of a process that reported nothing itself.
 
     Args:
         code: What `subprocess.Popen.returncode` holds: minus the signal's number for one that a signal ended.
+        holds: What it has in memory.
 
     >>> exit_text(-11).partition(":")[0]
     'its process was ended by signal 11 (SIGSEGV)'
@@ -132,7 +134,8 @@ def exit_text(code: int, *, memory_kills: int = 0) -> str:
     name = _name_of(-code)
     if name == "SIGKILL":
         how = f"its process was killed (signal {-code})"
-        return f"{how} {_OF_MEMORY}" if memory_kills > 0 else f"{how}: {_USUALLY[name]}"
+        text = f"{how} {_OF_MEMORY}" if memory_kills > 0 else f"{how}: {_USUALLY[name]}"
+        return text.format(holds=holds)
     usually = _USUALLY.get(name)
     how = f"its process was ended by signal {-code} ({name})"
     return f"{how}: {usually}" if usually else f"{how}."
@@ -327,16 +330,19 @@ class ProcessInput:
         self._blocks.put(None)
         self._thread.join()
         self.begin()
-        os.close(self._writing)
 
     def _write(self) -> None:
-        for block in iter(self._blocks.get, None):
-            rest = memoryview(block)
-            while rest and not self._closing.is_set():
-                written = self._written(rest)
-                if written < 0:
-                    return
-                rest = rest[written:]
+        try:
+            for block in iter(self._blocks.get, None):
+                rest = memoryview(block)
+                while rest and not self._closing.is_set():
+                    written = self._written(rest)
+                    if written < 0:
+                        return
+                    rest = rest[written:]
+        finally:
+            # Whatever kept it from writing: the process must not wait for the rest of a block.
+            os.close(self._writing)
 
     def _written(self, rest: memoryview) -> int:
         """Writes what the pipe takes; returns how much, or -1 where nobody reads any more."""
@@ -368,6 +374,7 @@ class RankProcess:
         module: Whose program it is; `elephant.training` has those of ranks.
         lines: Where the lines go that it prints; None sends them to the executor's log alone.
         keeps_files: Whether it stands in a folder of its own, for what the user's code writes; else where this one is.
+        holds: What it has in memory, for the error where it is killed for that.
     """
 
     def __init__(
@@ -383,7 +390,9 @@ class RankProcess:
         prefix: str = "elephant-",
         grace_s: float = Timeouts.heartbeat_s,
         keeps_files: bool = False,
+        holds: str = HOLDS,
     ) -> None:
+        self._holds = holds
         self.work_folder = new_work_folder(prefix)
         self._memory_kills = memory_kills()
         with contextlib.ExitStack() as undoing:
@@ -461,6 +470,11 @@ class RankProcess:
         return self._process.poll() is None
 
     @property
+    def silent_s(self) -> float:
+        """Seconds since its last sign of life, or since it was asked for; of a process that is well less than one."""
+        return max(time.time() - self._pulse() / 1e9, 0.0)
+
+    @property
     def _result_file(self) -> Path:
         return self.work_folder / RESULT_FILE
 
@@ -490,7 +504,7 @@ class RankProcess:
         if not report.exists() and code == UNHEARD:
             return self._with_output(RankFailure(kind=ENDED, message=_UNHEARD_TEXT))
         if not report.exists():
-            text = exit_text(code, memory_kills=self._new_memory_kills())
+            text = exit_text(code, memory_kills=self._new_memory_kills(), holds=self._holds)
             return self._with_output(RankFailure(kind=ENDED, message=text))
         try:
             return self._with_output(RankFailure(**json.loads(report.read_text())))

@@ -149,7 +149,7 @@ class RankTask(Task):
         A failure goes into the cards, from which all ranks learn of it.
         """
         try:
-            summaries = rank_processes.write(batches, self._spec.schema)
+            summaries = rank_processes.write(self._followed(batches), self._spec.schema)
         except InputStreamError:
             raise
         except Exception as error:
@@ -245,7 +245,7 @@ class WorkerTask(Task):
             rank_processes = closing.enter_context(self._started(locked.of_task, [None] * self._count))
             rank_processes.send(b"{}")
             self._phases.end("starting the process")
-            summaries = rank_processes.write(batches, spec.schema)
+            summaries = rank_processes.write(self._followed(batches), spec.schema)
             self._phases.end("reading rows")
             for rank_handle, placed, summary in zip(rank_processes.all, locked.placed, summaries, strict=True):
                 rank_handle.process.send(self._served_rank_info(rank_handle, placed, summary, self._served).to_bytes())

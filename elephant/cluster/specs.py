@@ -23,6 +23,8 @@ RESULT_SCHEMA = "rank int, result binary"
 SUPERSEDED = kind_of(SupersededError(""))
 # In the work folder of a host's process that has failed: what it had heard until then.
 HEARD_FILE = "heard"
+# Kind of a failure: the coordinator beside rank 0 was killed, has frozen, or ended by itself.
+COORDINATOR_LOST = "elephant.CoordinatorLost"
 _HEADER_END = b"\n"
 
 

@@ -228,6 +228,13 @@ class Task(ABC):
                     yield from result_rows(rank, result)
                 yield from self._link.end()
 
+    def _followed(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yields the batches as long as the run goes on: Spark does not end all tasks of a job that is cancelled."""
+        for batch in batches:
+            self._link.check()
+            yield batch
+        self._link.check()
+
     def _devices(self) -> TaskDevices:
         """Returns the task's devices; raises ClusterError where there should be some."""
         return devices_of_task(self._spec.plan, self._addresses, os.environ)

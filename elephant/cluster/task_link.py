@@ -61,6 +61,10 @@ class TaskLink(ABC):
         """Leaves it to the ranks' processes to tell the coordinator that they live."""
 
     @abstractmethod
+    def check(self) -> None:
+        """Raises PeerLostError where the run is known to be over: nobody else may end this task."""
+
+    @abstractmethod
     def fail(self, failure: RankFailure) -> Iterator[pa.RecordBatch]:
         """Reports the failure of a rank; yields rows of `elephant.cluster.task.result_rows`, or fails the task."""
 
@@ -96,6 +100,10 @@ class ChannelLink(TaskLink):
         client = ChannelClient(run.driver, token=run.token, run_id=run.run_id, rank=self._task.rank, timeouts=timeouts)
         client.send(self._task)
         return client
+
+    def check(self) -> None:
+        if self._channel is not None and self._channel.await_end(0.0):
+            raise PeerLostError("expected the driver to wait for the rows. It has ended the run, or is gone.")
 
     def hang_up(self) -> None:
         if self._channel is not None:

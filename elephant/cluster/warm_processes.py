@@ -40,6 +40,7 @@ from elephant.training.forkserver import (
     LENGTH,
     ForkRequest,
     cold_marker,
+    is_ready,
     lock_path,
     owner_of,
     received_exactly,
@@ -62,6 +63,8 @@ _FIND_S = 5.0
 _ANSWER_S = 10.0
 # For the server's import, on a machine that is busy with others'.
 _START_S = 90.0
+# For a server that has imported, and takes 20 ms: one that takes longer is frozen, or swapped out.
+_FORK_S = 4.0
 _BACKLOG = 64
 _SHOWN = 400
 # What training and inference import: modules above this one among them, which their processes may use.
@@ -145,7 +148,8 @@ class ForkedProcess:
         self._start_fresh = start_fresh
         self._on_started = on_started
         self._fresh: subprocess.Popen[bytes] | None = None
-        self._deadline = time.monotonic() + _START_S
+        self._is_expected = is_ready(lock)
+        self._deadline = time.monotonic() + (_FORK_S if self._is_expected else _START_S)
         # Of the process (pidfd), once it is forked.
         self._descriptor = -1
         self._is_heard = True
@@ -225,7 +229,7 @@ class ForkedProcess:
         """Takes what the server has said by now."""
         while self._code is None and self._fresh is None:
             ready = self._ready(0.0)
-            if not ready and self._descriptor < 0 and time.monotonic() > self._deadline:
+            if not ready and self._descriptor < 0 and self._is_late():
                 self._end_server()
                 self._begin_fresh()
             elif not ready:
@@ -235,6 +239,13 @@ class ForkedProcess:
                 self._take(self._message())
             else:
                 self._code = UNHEARD
+
+    def _is_late(self) -> bool:
+        """Returns whether the server should have answered by now."""
+        if not self._is_expected and is_ready(self._lock):
+            self._is_expected = True
+            self._deadline = min(self._deadline, time.monotonic() + _FORK_S)
+        return time.monotonic() > self._deadline
 
     def _take(self, message: dict[str, Any]) -> None:
         if "exit" in message:
@@ -440,8 +451,8 @@ def _server_of(lock: Path) -> int:
     with open(lock) as file:
         if _is_locked(file.fileno()):
             return 0
-        text = file.read().strip()
-        return int(text) if text.isdigit() else 0
+        said = file.read().split()
+        return int(said[0]) if said and said[0].isdigit() else 0
 
 
 def _is_locked(descriptor: int) -> bool:

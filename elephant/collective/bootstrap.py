@@ -395,9 +395,12 @@ class PeerAcceptor:
                 self._admit(listener.accept(self._token, self._context, deadline))
             except DeadlineExceededError:
                 continue
-            except NetworkError as error:
+            except Exception as error:
+                failure = (
+                    error if isinstance(error, NetworkError) else NetworkError(f"Accepting ranks failed: {error!r}.")
+                )
                 with self._news:
-                    self._failure = self._failure or error
+                    self._failure = self._failure or failure
                     self._news.notify_all()
                 return
 

@@ -68,6 +68,7 @@ ANSWER_LIMITS = Limits(max_manifest_bytes=64 * 2**20, max_payload_bytes=LIMITS.m
 _SEND_S = 60.0
 
 _RESULT_TIMEOUT_S = 600.0
+_REFUSED_S = 5.0
 _HEARD = "Heard"
 _DISMISSED = "Dismissed"
 
@@ -241,12 +242,18 @@ class Channel:
             self._answered = None
 
     def dismiss(self, timeout_s: float = 5.0) -> None:
-        """Tells all ranks that the fit is over, and waits until their processes have let go."""
+        """Tells all ranks that the fit is over, and waits until their processes have let go.
+
+        Args:
+            timeout_s: For how long to wait for the next one: many need longer, one that is frozen never does.
+        """
         with self._streams_changed:
             for stream in self._streams:
                 with contextlib.suppress(NetworkError):
                     stream.send(Message(kind=_DISMISSED), Deadline(1.0, "dismissing a rank"))
-            self._streams_changed.wait_for(lambda: not self._streams, timeout=timeout_s)
+            while left := len(self._streams):
+                if not self._streams_changed.wait_for(lambda: len(self._streams) < left, timeout=timeout_s):
+                    break
 
     def close(self) -> None:
         """Ends all connections and threads."""
@@ -281,7 +288,12 @@ class ChannelClient:
         self._timeouts = timeouts
         self._on_dismissed = on_dismissed
         self._stream = connect(
-            address, token=token, context=run_id, deadline=Deadline(timeouts.connect_s, "connecting to the driver")
+            address,
+            token=token,
+            context=run_id,
+            deadline=Deadline(timeouts.connect_s, "connecting to the driver"),
+            # It listens before any rank begins: where nobody does, the run is over.
+            refused_s=_REFUSED_S,
         )
         # The driver gives up a rank that it does not hear for so long: then so does the rank, whose link may be cut.
         self._stream.lose_after(timeouts.heartbeat_s)
@@ -351,8 +363,9 @@ class ChannelClient:
         finally:
             self._ended.set()
             self._received.put(None)
-        if not self._closing and not self._answers and self._on_dismissed is not None:
-            self._on_dismissed()
+            # However it ended: nobody else would hear that the run is over.
+            if not self._closing and not self._answers and self._on_dismissed is not None:
+                self._on_dismissed()
 
     def _listen(self) -> None:
         while not self._closing:

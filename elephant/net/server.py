@@ -88,14 +88,19 @@ class Server:
                     return
                 self._on_exhausted(error)
                 continue
-            self._start(stream)
+            try:
+                self._start(stream)
+            except (RuntimeError, MemoryError) as error:
+                # The client sees its connection end. Others are served, once there is room again.
+                stream.abort()
+                self._on_exhausted(NetworkError(f"Expected a thread for {stream.peer}. Received: {error}."))
 
     def _start(self, stream: Stream) -> None:
         thread = threading.Thread(target=self._serve, args=(stream,), name=f"{self._name}-{stream.peer}", daemon=True)
         with self._state:
             if not self._closed:
-                self._serving[thread] = stream
                 thread.start()
+                self._serving[thread] = stream
                 return
         stream.abort()
 

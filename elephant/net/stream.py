@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import select
 import socket
 import struct
@@ -208,7 +209,9 @@ class Stream:
             self._sock.close()
 
 
-def connect(address: Endpoint, token: bytes, context: str, deadline: Deadline) -> Stream:
+def connect(
+    address: Endpoint, token: bytes, context: str, deadline: Deadline, *, refused_s: float = math.inf
+) -> Stream:
     """Connects to a listener, and tries again until the deadline while nobody listens there yet.
 
     Args:
@@ -216,15 +219,18 @@ def connect(address: Endpoint, token: bytes, context: str, deadline: Deadline) -
         token: The job's random token, 16 bytes or more.
         context: What the connection is for; the listener must name the same.
         deadline: When the stream must be there.
+        refused_s: See `dial`.
 
     Raises:
         AuthenticationError: The listener does not know the token or the context.
         ProtocolError: Something else listens there.
+        PeerLostError: Nobody listens there any more.
         DeadlineExceededError: No listener was there in time; the text tells of the last attempt.
         NetworkError: The address cannot be used, such as an unknown host name.
     """
     check_token(token)
-    return Stream(dial(address, lambda: client_handshake(token, context), deadline), name_of(address))
+    sock = dial(address, lambda: client_handshake(token, context), deadline, refused_s=refused_s)
+    return Stream(sock, name_of(address))
 
 
 class Listener:
@@ -364,7 +370,9 @@ class Listener:
             sock.close()
 
 
-def dial(address: Endpoint, new_handshake: Callable[[], Handshake], deadline: Deadline) -> socket.socket:
+def dial(
+    address: Endpoint, new_handshake: Callable[[], Handshake], deadline: Deadline, *, refused_s: float = math.inf
+) -> socket.socket:
     """Returns a connected, non-blocking socket on which a handshake has succeeded.
 
     A connection that is refused, reset or unreachable, and one that the listener
@@ -373,15 +381,19 @@ def dial(address: Endpoint, new_handshake: Callable[[], Handshake], deadline: De
     Args:
         address: Host and port; IPv4, IPv6 or a name. Or the name of a Unix socket of this host.
         deadline: When the connection must be there.
+        refused_s: After how many seconds in which it was refused each time the listener is gone, where it was there
+            before. Unless told, it may still come.
 
     Raises:
         AuthenticationError: The listener does not know the token or the context.
         ProtocolError: Something else listens there.
+        PeerLostError: Nobody listens there any more.
         DeadlineExceededError: No listener was there in time; the text tells of the last attempt.
         NetworkError: The address cannot be used, such as an unknown host name.
     """
     peer = name_of(address)
     last: OSError | None = None
+    refused_until = math.inf
     pause = _FIRST_PAUSE_S
     while True:
         try:
@@ -394,7 +406,11 @@ def dial(address: Endpoint, new_handshake: Callable[[], Handshake], deadline: De
         except OSError as error:
             if not _may_pass(error):
                 raise NetworkError(f"Cannot connect to {peer}: {text_of(error)}.") from error
-            last = error
+            last, now = error, time.monotonic()
+            is_refused = isinstance(error, ConnectionRefusedError)
+            refused_until = min(refused_until, now + refused_s) if is_refused else math.inf
+            if now > refused_until:
+                raise PeerLostError(f"{peer} listens no more: it has refused for {refused_s:g} s.") from error
         if not deadline.expired:
             time.sleep(min(pause, deadline.remaining()))
         pause = min(2 * pause, _LONGEST_PAUSE_S)

@@ -18,7 +18,7 @@ class WorkQueue:
 
     def __init__(self, name: str) -> None:
         self._operations: queue.Queue[Callable[[], object] | None] = queue.Queue()
-        self._failures: list[Exception] = []
+        self._failures: list[BaseException] = []
         self._thread: threading.Thread | None = None
         self._name = name
 
@@ -50,7 +50,7 @@ class WorkQueue:
         while (operation := self._operations.get()) is not None:
             try:
                 operation()
-            except Exception as error:
+            except BaseException as error:
                 self._failures.append(error)
             # It holds buffers: an idle thread may not keep them alive.
             del operation

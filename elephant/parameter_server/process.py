@@ -335,6 +335,14 @@ class ServerProcess:
             raise ClusterError(f"Expected the parameter server on {name_of(self.address)} to start. Received: {reason}")
 
     def _watch(self) -> None:
+        """Follows the server until it has ended for good; any other end of this thread is a failure of the server."""
+        try:
+            self._follow_all()
+        except Exception as error:
+            self.failure = f"the parameter server on {name_of(self.address)} cannot be followed: {error!r}"
+            self._ready.set()
+
+    def _follow_all(self) -> None:
         """Follows one process after the other, until one ends that was asked to, or too many were lost."""
         while self._process is not None:
             process = self._process

@@ -234,7 +234,8 @@ class Snapshotter:
             seal(self._folder, name, arrays, facts, engine.spec.run_id)
         except Exception as error:
             # Whatever it was: the thread has to live, because workers that finish wait for it.
-            arrays.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                arrays.unlink(missing_ok=True)
             self._failed(error)
         else:
             self._saved = updates

@@ -26,8 +26,10 @@ from pyspark import TaskContext, cloudpickle
 
 from elephant.cluster.gpu.devices import given_names
 from elephant.cluster.process import RankProcess, process_environment
+from elephant.cluster.process_watch import ProcessWatch
 from elephant.cluster.session import environment
 from elephant.cluster.warm_processes import COLD, WarmWorkers
+from elephant.config import Timeouts
 from elephant.errors import TrainingError, UnsupportedError
 from elephant.training.chunks import ChunkChannel, ChunkFunction, HungUpError
 
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 _PREFIX = "model-"
 _END_S = 5.0
 _POLL_S = 0.02
+# A process that is well touches its file twice a second; on a host that was busy, or stood still, it soon does again.
+_SILENT_S, _WELL_S = 2.0, 4.0
 _using = threading.Lock()
 
 _MAX_MODELS = 2
@@ -66,6 +70,7 @@ class ModelProcess:
                 for block in (pickle.dumps(None), b"{}", json.dumps(descriptors).encode()):
                     self._process.send(block)
                 self._process.await_start()
+            self._watch = ProcessWatch(self._process, silence_s=Timeouts.heartbeat_s)
             self._closing = undoing.pop_all()
 
     def results(self, function: ChunkFunction, chunks: Iterable[Sequence[pa.Array]]) -> Iterator[Any]:
@@ -73,22 +78,25 @@ class ModelProcess:
         try:
             yield from self._channel.results(function, chunks)
         except HungUpError:
-            deadline = time.monotonic() + _END_S
-            while self._process.running and time.monotonic() < deadline:
-                time.sleep(_POLL_S)
+            self._watch.ends_within(_END_S)
             # It may have closed the connection alone.
             self._process.kill()
-            failure = self._process.wait()
+            failure = self._watch.end.result()
             text = "it ended" if failure is None else f"{failure.message}\n{failure.log_tail}"
             raise TrainingError(f"The process that predicts is lost: {text}") from None
 
-    @property
-    def running(self) -> bool:
-        """True if the process has not ended: while it waits, the kernel may take it for its memory."""
-        return self._process.running
+    def is_well(self) -> bool:
+        """Returns whether the process works, after a moment: while it waits, it may be ended, or freeze."""
+        deadline = time.monotonic() + _WELL_S
+        while self._process.running and time.monotonic() < deadline:
+            if self._process.silent_s < _SILENT_S:
+                return True
+            time.sleep(_POLL_S)
+        return False
 
     def close(self) -> None:
         """Ends the process."""
+        self._watch.close()
         self._closing.close()
 
 
@@ -113,8 +121,8 @@ def compute(
         yield from function(list(columns) for columns in chunks)
         return
     try:
-        if _process is not None and not (_process.running and _process.environment == wanted):
-            # A task before had another device, or a model of another backend.
+        if _process is not None and not (_process.environment == wanted and _process.is_well()):
+            # A task before had another device, or a model of another backend; or the process is gone, or frozen.
             _process.close()
             _process = None
         if _process is None:

@@ -93,6 +93,9 @@ def _beat(path: Path) -> None:
             os.utime(path)
         except FileNotFoundError:
             return
+        except OSError:
+            # A disk that fails for a moment, say: this process is not frozen for that.
+            pass
         time.sleep(_PULSE_INTERVAL_S)
 
 
@@ -112,14 +115,16 @@ class Parent:
         threading.Thread(target=self._watch, name="elephant-parent-watch", daemon=True).start()
 
     def _read(self) -> None:
-        for future in (self.job, self.environment, self.place):
-            block = read_block(self._pipe)
-            if block is None:
-                self.abandon()
-            else:
+        try:
+            for future in (self.job, self.environment, self.place):
+                block = read_block(self._pipe)
+                if block is None:
+                    return
                 future.set_result(block)
-        self._pipe.read()
-        self.abandon()
+            self._pipe.read()
+        finally:
+            # However it ended: nobody else would hear of the task, and the program might wait for a block for ever.
+            self.abandon()
 
     def await_task(self) -> None:
         """Waits while the Spark task is stopped: Spark may end it, and it would leave its work folder then."""
@@ -132,21 +137,40 @@ class Parent:
             self.abandon()
 
     def _watch(self) -> None:
-        """Ends this process where it waits for a task that stays stopped: nobody else does, and Spark may forget it."""
+        """Ends this process where it waits for a task that stays stopped: nobody else does, and Spark may forget it.
+
+        And where the task is gone while something that it has started still holds the pipe.
+        """
         since = time.monotonic()
-        while True:
-            time.sleep(_LOOK_S)
-            works = self.place.done() and not self._is_done
-            if works or not is_stopped(self._task):
-                since = time.monotonic()
-            elif time.monotonic() - since > self._grace_s:
-                self.abandon()
+        try:
+            while not self._has_lost_task():
+                time.sleep(_LOOK_S)
+                works = self.place.done() and not self._is_done
+                if works or not is_stopped(self._task):
+                    since = time.monotonic()
+                elif time.monotonic() - since > self._grace_s:
+                    return
+        finally:
+            self.abandon()
+
+    def _has_lost_task(self) -> bool:
+        try:
+            os.kill(self._task, 0)
+        except ProcessLookupError:
+            return True
+        except OSError:
+            # It is there, and somebody else's: not so in any case that is known.
+            return False
+        return False
 
     def abandon(self) -> None:
         """Ends this process at once, and leaves nothing behind."""
-        shutil.rmtree(self._work_folder, ignore_errors=True)
-        remove_generated_code()
-        os._exit(ABANDONED_EXIT_CODE)
+        try:
+            shutil.rmtree(self._work_folder, ignore_errors=True)
+            remove_generated_code()
+        finally:
+            # What cannot be removed must not keep the process, its memory and its GPU.
+            os._exit(ABANDONED_EXIT_CODE)
 
 
 def taken_input() -> BinaryIO:

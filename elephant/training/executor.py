@@ -91,7 +91,7 @@ def is_stopped(process: int) -> bool:
     """Returns whether a process is stopped, as by SIGSTOP; no where that cannot be read."""
     try:
         return _status(process)[0] == "T"
-    except OSError:
+    except (OSError, IndexError):
         return False
 
 

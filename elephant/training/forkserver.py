@@ -30,6 +30,7 @@ import signal
 import socket
 import struct
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -39,11 +40,13 @@ from typing import Any
 
 from elephant.backends import backend_named
 from elephant.storage.filesystem import WORK_FOLDER
-from elephant.training.executor import is_gone, memory_is_short, parents_of, process_start
+from elephant.training.executor import is_gone, is_stopped, memory_is_short, parents_of, process_start
 from elephant.training.process_pipe import DESCRIPTORS, FORKED
 
 UNNEEDED = ("matplotlib", "sklearn")
 REFUSED = "refused"
+# Behind the server's process id in its file, once it answers at once.
+READY = "ready"
 _PROGRAM = "elephant.training"
 LENGTH = struct.Struct("!I")
 _CREDENTIALS = struct.Struct("3i")
@@ -53,6 +56,9 @@ _LOOK_S = 1.0
 _REQUEST_S = 1.0
 _FIRST_IDLE_S = 60.0
 _END_GRACE_S = 10.0
+# For tasks that outlive their executor: those that are stopped, as long as Spark may wait for them.
+_CLEAR_UP_S = 30.0
+_CLEAR_UP_LOOK_S = 0.1
 _MAX_REQUEST_BYTES = 2**24
 _MAX_DESCRIPTORS = 32
 
@@ -152,22 +158,28 @@ class ForkServer:
     def serve(self) -> None:
         """Serves until the executor ends, nobody has asked for a while, memory is short, or SIGTERM asks to leave."""
         signal.signal(signal.SIGTERM, self._leave)
-        with contextlib.suppress(OSError):
-            # On a full disk it cannot be asked to leave, and serves all the same.
-            os.pwrite(self._lock, str(os.getpid()).encode(), 0)
-        self._selector.register(_executor_descriptor(*self._executor), selectors.EVENT_READ, None)
+        self._say(str(os.getpid()))
+        try:
+            executor = _executor_descriptor(*self._executor)
+        except ProcessLookupError:
+            self._clear_up()
+            return
+        self._selector.register(executor, selectors.EVENT_READ, None)
         if self._forks_after_import:
-            self._refusal = import_all(self._modules)
+            with self._removing_meanwhile():
+                self._refusal = import_all(self._modules)
             if self._refusal:
                 with contextlib.suppress(OSError):
                     # For tasks to come, which then need not ask.
                     cold_marker(self._folder, self._key).touch()
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._say(f"{os.getpid()} {READY}")
         self._idle_since = time.monotonic()
         while True:
             for key, _ in self._selector.select(_LOOK_S):
                 if key.data is None:
+                    self._clear_up()
                     return
                 key.data()
             self._end_abandoned()
@@ -187,6 +199,11 @@ class ForkServer:
             # Where it was the last one.
             self._folder.rmdir()
         self._listener.close()
+
+    def _say(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            # On a full disk it cannot be asked to leave, and serves all the same.
+            os.pwrite(self._lock, text.encode(), 0)
 
     def _leave(self, *_: object) -> None:
         self._leaves = True
@@ -297,10 +314,43 @@ class ForkServer:
     def _remove_abandoned(self) -> None:
         """Removes the work folders of tasks that are gone: Spark kills tasks at any moment, also before they ask."""
         used = {child.request.environment.get(WORK_FOLDER) for child in self._children}
-        for folder in self._folder.parent.glob(f"*-{owner_of(*self._executor)}-*-*"):
-            task = folder.name.split("-")[-2]
-            if task.isdigit() and is_gone(int(task)) and str(folder) not in used:
+        for folder in self._work_folders():
+            if is_gone(int(folder.name.split("-")[-2])) and str(folder) not in used:
                 shutil.rmtree(folder, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def _removing_meanwhile(self) -> Iterator[None]:
+        """Removes in a thread what tasks leave that are gone; it is joined before anything is forked."""
+        ended = threading.Event()
+
+        def remove() -> None:
+            while not ended.wait(_LOOK_S):
+                self._remove_abandoned()
+
+        thread = threading.Thread(target=remove, name="elephant-forkserver-remove", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def _work_folders(self) -> list[Path]:
+        found = self._folder.parent.glob(f"*-{owner_of(*self._executor)}-*-*")
+        return [folder for folder in found if folder.name.split("-")[-2].isdigit()]
+
+    def _clear_up(self) -> None:
+        """Stays for a moment after the executor: its tasks end after it, and what they leave nobody else removes."""
+        self._listener.close()
+        for spare in self._spares:
+            spare.end()
+        self._spares.clear()
+        # Processes of ranks end with their tasks, and remove their folders; not those that are killed as well.
+        deadline = time.monotonic() + _CLEAR_UP_S
+        while self._work_folders() and time.monotonic() < deadline:
+            self._children = [child for child in self._children if not is_gone(child.process_id)]
+            self._remove_abandoned()
+            time.sleep(_CLEAR_UP_LOOK_S)
 
     def _new_spare(self, own: Sequence[int] = ()) -> _Spare:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -351,8 +401,9 @@ class _Spare:
     connection: socket.socket
 
     def waits(self) -> bool:
-        """Returns whether the process is there."""
-        return os.waitid(os.P_PID, self.process_id, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        """Returns whether the process is there, and not stopped."""
+        is_there = os.waitid(os.P_PID, self.process_id, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        return is_there and not is_stopped(self.process_id)
 
     def hand_over(self, request: ForkRequest, descriptors: Sequence[int]) -> int:
         """Gives the process what it is to run; returns its id. The server's own connection to it ends.
@@ -388,6 +439,14 @@ def socket_path(folder: Path, key: str) -> Path:
 def lock_path(folder: Path, key: str) -> Path:
     """Returns the file that is locked as long as there is a server of a key; it holds the server's process id."""
     return folder / f"{key}.lock"
+
+
+def is_ready(lock: Path) -> bool:
+    """Returns whether the server of a lock has said that it answers at once."""
+    try:
+        return lock.read_text().split()[1:] == [READY]
+    except OSError:
+        return False
 
 
 def cold_marker(folder: Path, key: str) -> Path:

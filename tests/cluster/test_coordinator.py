@@ -177,7 +177,8 @@ EXITED = failed(1, "elephant.ProcessEnded", "its process exited with 3: somethin
     ("events", "job_error", "retryable"),
     [
         ((started(0), KILLED), None, True),
-        ((started(0), EXITED), None, False),
+        ((started(0), EXITED), None, True),
+        ((started(0), failed(0, "SystemExit")), None, False),
         ((started(0), failed(0, "ValueError")), None, False),
         ((started(0), failed(0, "elephant.DeadlineExceededError", "too late")), None, True),
         ((started(0), RankSilent(rank=0, silent_s=60.0)), None, True),

@@ -1,16 +1,21 @@
 """Links of tasks to their coordinator, on the driver or beside rank 0, without Spark."""
 
+import os
+import signal
 import threading
 
 import pytest
 
 from elephant.cluster import task_link
-from elephant.cluster.coordinator_task import EarlyOutput
-from elephant.cluster.specs import CoordinatorInfo, RunContext, TaskSpec
+from elephant.cluster.coordinator_location import LoggedEvents, replay_coordinator
+from elephant.cluster.coordinator_task import EVENTS, EarlyOutput, RankZeroLink
+from elephant.cluster.process import DISMISSED
+from elephant.cluster.rendezvous import RankReport
+from elephant.cluster.specs import CoordinatorInfo, CoordinatorSpec, RunContext, TaskSpec
 from elephant.cluster.task import PIECE_BYTES, result_rows, results_by_rank
 from elephant.config import Timeouts
-from elephant.errors import TrainingError
-from elephant.monitor.channel import Channel
+from elephant.errors import PeerLostError, TrainingError, WorkerFailure
+from elephant.monitor.channel import Channel, ChannelClient
 from elephant.monitor.events import RankFailure, TaskStarted
 
 
@@ -89,3 +94,76 @@ def test_task_when_its_rank_has_failed_then_fails_once_the_run_is_over_and_its_j
     task.join(60)
     link.close()
     assert failed == [True]
+
+
+def test_task_when_the_driver_has_ended_the_run_while_it_reads_rows_then_reads_no_more():
+    spec = TaskSpec(program="fit", driver_versions={}, job=b"", backend=None, schema=None, timeouts=Timeouts())
+    token = bytes(range(32))
+    with Channel(bind_host="127.0.0.1", token=token, run_id="run", timeouts=spec.timeouts) as channel:
+        run = RunContext(run_id="run", token=token, driver=("127.0.0.1", channel.port))
+        link = task_link.ChannelLink(spec, run, TaskStarted(rank=0, host="h", executor="1", attempt=0))
+        link.open()
+        link.check()
+    assert link._channel.await_end(60)
+    with pytest.raises(PeerLostError, match="It has ended the run"):
+        link.check()
+    link.close()
+
+
+class FakeContext:
+    """Stands for the barrier of a stage of one task."""
+
+    def allGather(self, text):
+        return [text]
+
+
+class FakeProgress:
+    def show(self, event):
+        pass
+
+    def note(self, text):
+        pass
+
+
+class EndedJob:
+    """Stands for a job that has ended well, and has left these rows."""
+
+    running, error = False, None
+
+    def __init__(self, batches):
+        self.rows = [row for batch in batches for row in batch.to_pylist()]
+
+
+@pytest.mark.parametrize("end", [signal.SIGSTOP, signal.SIGKILL], ids=["frozen", "killed"])
+def test_run_when_its_coordinator_beside_rank_0_freezes_or_is_killed_then_ranks_hear_it_and_it_is_no_rank_s_failure(
+    end,
+):
+    timeouts = Timeouts(heartbeat_s=8.0, connect_s=60.0)
+    spec = TaskSpec(program="fit", driver_versions={}, job=b"", backend=None, schema=None, timeouts=timeouts)
+    run = RunContext(run_id="run", token=bytes(range(32)), driver=("127.0.0.1", 0))
+    place = TaskStarted(rank=0, host="h", executor="4", attempt=0)
+    link = RankZeroLink(CoordinatorSpec(program="synchronous"), spec, run, place, FakeContext(), "127.0.0.1")
+    told = threading.Event()
+    try:
+        link.open()
+        report = RankReport(rank=0, run_id="run", name="h", host="127.0.0.1", port=0, versions={}, executor="4")
+        link.exchange([report])
+        rank = ChannelClient(
+            link.run.driver, token=run.token, run_id="run", rank=0, timeouts=timeouts, on_dismissed=told.set
+        )
+        folder, pid = link._handle._process.work_folder, link._handle._process._process.pid
+        os.kill(pid, end)
+        assert told.wait(60)
+        rank.hang_up()
+        job = EndedJob(link.fail(RankFailure(rank=0, host="h", kind=DISMISSED, message="the driver ended the run")))
+    finally:
+        link.close()
+    assert not folder.exists() and list(results_by_rank(job.rows)) == [EVENTS]
+    events = LoggedEvents()
+    events.follow(job)
+    coordinator = replay_coordinator(events, FakeProgress())
+    coordinator.until_ended(job)
+    with pytest.raises(TrainingError, match="executor 4 on h: the coordinator of the run, a process") as failed:
+        coordinator.raise_failure(None)
+    assert failed.value.retryable and not isinstance(failed.value, WorkerFailure)
+    assert ("frozen" in str(failed.value)) == (end == signal.SIGSTOP) and "what a worker holds" not in str(failed.value)

@@ -24,7 +24,7 @@ from tables import every_case
 from elephant.cluster import warm_processes
 from elephant.cluster.process import ENDED
 from elephant.cluster.warm_processes import COLD, ForkedProcess, WarmWorkers, environment_key
-from elephant.training.executor import memory_is_short
+from elephant.training.executor import is_stopped, memory_is_short
 from elephant.training.forkserver import ForkRequest, send_request
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other kernels have no descriptors of processes")
@@ -448,6 +448,21 @@ def test_process_when_the_server_hangs_then_is_fresh_and_the_server_ends(other_m
     assert not shared_lock.exists()
 
 
+def test_process_when_its_server_has_served_and_is_frozen_then_is_fresh_in_seconds_and_the_next_is_forked(
+    server, local
+):
+    frozen, _ = server
+    frozen.suspend()
+    began = time.monotonic()
+    with Calls(WARM) as process:
+        assert not process(process_calls.is_forked)
+    # Of a server that begins, the wait is 90 s.
+    assert time.monotonic() - began < 45
+    assert wait_until(lambda: is_over(frozen))
+    with Calls(WARM) as process:
+        assert process(process_calls.is_forked)
+
+
 def test_process_when_it_is_killed_before_it_is_there_then_never_is(other_modules, tmp_path, local, monkeypatch):
     shared_lock = blocking_module(other_modules, tmp_path)
     preload(monkeypatch, "blocking_module")
@@ -605,12 +620,13 @@ def test_spares_when_ranks_run_then_as_many_wait_and_are_taken_next(local):
     assert wait_until(lambda: not processes_in(local))
 
 
-def test_spare_when_it_has_died_then_the_next_one_serves_and_no_zombie_is_left():
+@pytest.mark.parametrize("frozen", [False, True], ids=["killed", "frozen"])
+def test_spare_when_it_has_died_or_is_frozen_then_the_next_one_serves_and_no_zombie_is_left(frozen):
     with Calls(WARM, backend="jax") as first:
         server = psutil.Process(first(process_calls.parent))
         (spare,) = {child.pid for child in server.children()} - {first(os.getpid)}
-        os.kill(spare, signal.SIGKILL)
-        assert wait_until(lambda: is_over(psutil.Process(spare)))
+        os.kill(spare, signal.SIGSTOP if frozen else signal.SIGKILL)
+        assert wait_until(lambda: is_stopped(spare) if frozen else is_over(psutil.Process(spare)))
         with Calls(WARM, backend="jax") as second:
             assert second(process_calls.is_forked) and second(process_calls.parent) == server.pid
             assert wait_until(lambda: not psutil.pid_exists(spare))
@@ -648,11 +664,34 @@ TASK = """
 """
 
 
+# One whose server still imports, and which has rows already.
+EARLY_TASK = """
+    import os, time
+    from elephant.cluster import warm_processes
+
+    warm_processes.executor_above = lambda process: (os.getppid(), "7")
+    warm_processes._PRELOADED = ("elephant.training.program", "blocking_module")
+
+    import process_calls
+
+    with process_calls.Calls(warm_processes.WarmWorkers(limit=2, idle_s=60), waits=False) as early:
+        (early.process.work_folder / "shard").mkdir()
+        print(os.getpid(), early.process.work_folder, flush=True)
+        time.sleep(100)
+"""
+
+
 @pytest.fixture
 def executor():
     """An executor with a task and its forked process: the ids of all, the server's, and the work folder."""
+    with executor_of(TASK) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def executor_of(task):
     path = os.pathsep.join(filter(None, sys.path))
-    command = [sys.executable, "-c", textwrap.dedent(EXECUTOR), textwrap.dedent(TASK)]
+    command = [sys.executable, "-c", textwrap.dedent(EXECUTOR), textwrap.dedent(task)]
     java = subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, start_new_session=True, env={**os.environ, "PYTHONPATH": path}
     )
@@ -725,6 +764,20 @@ def test_process_when_executor_and_task_are_killed_then_nothing_of_it_is_left(ex
     task.kill()
     assert psutil.wait_procs([forked, server], timeout=WAIT_S)[1] == []
     assert wait_until(lambda: not list(local.iterdir()))
+
+
+def test_executor_when_it_is_killed_while_rows_are_written_and_the_server_imports_then_nothing_of_it_is_left(
+    local, other_modules, tmp_path
+):
+    gate = blocking_module(other_modules, tmp_path)
+    with executor_of(EARLY_TASK) as (java, task, folder):
+        assert wait_until((tmp_path / "gate.reached").exists)
+        java.kill()
+        task.kill()
+        # A server may import for long: the disk is not full meanwhile.
+        assert wait_until(lambda: not os.path.exists(folder))
+        gate.touch()
+        assert wait_until(lambda: not list(local.iterdir()))
 
 
 def test_server_when_a_stranger_asks_then_gives_it_nothing(executor, local, tmp_path):

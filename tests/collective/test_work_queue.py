@@ -1,3 +1,4 @@
+import sys
 import threading
 
 import numpy as np
@@ -35,6 +36,12 @@ def test_wait_when_an_operation_failed_then_raises_the_first_failure_and_can_go_
         exchange.wait()
     exchange.submit(lambda: None)
     exchange.wait()
+
+
+def test_wait_when_an_operation_would_end_the_process_then_raises_what_it_raised(exchange):
+    exchange.submit(lambda: sys.exit(3))
+    with pytest.raises(SystemExit):
+        exchange.wait()
 
 
 def test_wait_when_nothing_was_submitted_then_returns(exchange):

@@ -13,7 +13,7 @@ from tables import every_case
 import elephant.monitor.channel
 from elephant.config import Timeouts
 from elephant.data.schema import RowSpec, TensorSpec
-from elephant.errors import AuthenticationError, ClusterError, NetworkError, ProtocolError
+from elephant.errors import AuthenticationError, ClusterError, NetworkError, PeerLostError, ProtocolError
 from elephant.monitor.channel import Channel, ChannelClient
 from elephant.monitor.events import (
     EpochEnded,
@@ -183,6 +183,42 @@ def test_client_when_dismissed_or_cut_off_then_is_told_at_once(channel):
     assert told.wait(30)
     # It waits for the client's end, and no longer: a busy machine takes long, and not so long.
     assert time.monotonic() - began < 30
+
+
+def test_client_when_the_driver_is_gone_before_it_connects_then_does_not_try_for_as_long_as_it_might(monkeypatch):
+    monkeypatch.setattr(elephant.monitor.channel, "_REFUSED_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = closed.getsockname()
+    with pytest.raises(PeerLostError, match="listens no more"):
+        ChannelClient(address, token=TOKEN, run_id="run", rank=0, timeouts=Timeouts(connect_s=120))
+
+
+def test_driver_when_many_ranks_let_go_one_after_the_other_then_waits_for_them_all(channel):
+    clients = [client_of(channel, rank) for rank in range(5)]
+    for client in clients:
+        client.epoch(0, {})
+        assert channel.next_event(5.0) is not None
+    began = time.monotonic()
+    for number, client in enumerate(clients):
+        threading.Timer(0.4 * (number + 1), client.hang_up).start()
+    # All need longer than one may.
+    channel.dismiss(timeout_s=1.5)
+    assert time.monotonic() - began >= 2.0
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_client_when_what_it_hears_cannot_be_taken_then_is_told_as_of_the_end(channel, monkeypatch):
+    told = threading.Event()
+    client = client_of(channel, on_dismissed=told.set)
+
+    def fail(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(elephant.monitor.channel, "require", fail)
+    with pytest.raises(PeerLostError):
+        client.meet("all that there are", num_tasks=1)
+    assert told.wait(5)
+    client.hang_up()
 
 
 def test_client_when_the_driver_dies_then_is_told():

@@ -976,12 +976,12 @@ FAULTS = (
         tests=("tests/cluster/test_coordinator.py",),
     ),
     Fault(
-        name="exit-may-pass",
-        file="elephant/cluster/coordinator_policy.py",
-        old="return is_retryable(failed.kind) and not failed.message.startswith(EXITED)",
-        new="return is_retryable(failed.kind)",
-        breaks="A fit whose code calls os._exit is started again and again.",
-        tests=("tests/test_doctests.py", "tests/cluster/test_coordinator.py"),
+        name="exit-is-final",
+        file="elephant/cluster/coordinator.py",
+        old="return is_retryable(failure.kind)",
+        new="return is_retryable(failure.kind) and 'exited with' not in failure.message",
+        breaks="A fit of which a library ends a process when a device fails is not started again.",
+        tests=("tests/cluster/test_coordinator.py",),
     ),
     Fault(
         name="overtaken-attempt-not-ended",

@@ -5,7 +5,7 @@ import threading
 import pytest
 from leaks import open_descriptors
 
-from elephant.errors import AuthenticationError, DeadlineExceededError, PeerLostError
+from elephant.errors import AuthenticationError, DeadlineExceededError, NetworkError, PeerLostError
 from elephant.net.frames import Message
 from elephant.net.server import Server
 from elephant.net.stream import connect
@@ -102,3 +102,24 @@ def test_server_when_many_strangers_wait_then_holds_a_few_of_them_and_serves_on(
         assert client.receive(soon()).kind == 3
         # Of this process are the other ends too: a hundred, two of the client, and 64 at most that the server holds.
         assert len(open_descriptors()) <= before + 100 + 2 + 64
+
+
+def test_server_when_no_thread_can_be_had_for_a_client_then_says_so_and_serves_the_next(
+    listener, token, soon, monkeypatch
+):
+    told, start = [], threading.Thread.start
+
+    def start_but_one(thread):
+        if "no-room" in thread.name and "accept" not in thread.name and not told:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_but_one)
+    with Server(listener, token, "run", echo(soon), on_exhausted=told.append, name="no-room") as server:
+        with connect(server.address, token, "run", soon()) as client, pytest.raises(NetworkError):
+            client.send(Message(1), soon())
+            client.receive(soon())
+        with connect(server.address, token, "run", soon()) as client:
+            client.send(Message(2), soon())
+            assert client.receive(soon()).kind == 2
+    assert "can't start new thread" in str(told[0])
