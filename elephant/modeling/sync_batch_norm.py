@@ -62,19 +62,29 @@ def momenta(model: keras.Model, variables: Sequence[keras.Variable]) -> np.ndarr
     return np.concatenate([np.empty(0), *parts])
 
 
-def steps_of_all(base: np.ndarray, state: np.ndarray, momentum: np.ndarray, *, steps: int, workers: int) -> np.ndarray:
-    """Returns moving averages as if this worker had taken the steps of all workers, on rows like its own.
+def steps_of_all(
+    own: np.ndarray, base: np.ndarray, state: np.ndarray, momentum: np.ndarray, *, steps: int, workers: int
+) -> np.ndarray:
+    """Returns a worker's own moving averages as if it had taken the steps of all workers, on rows like its own.
 
     After k steps of momentum p from the base b they are ``p^k b`` and what the rows have added. Averaged as they are, N
-    workers' averages would lag behind those of one process, which takes N k steps.
+    workers' averages would lag behind those of one process, which takes N k steps. They would lag as well if a worker
+    went on from the base, an average in which others' last steps are missing: what its rows add goes to its own.
 
-    >>> steps_of_all(np.zeros(1), np.array([0.19]), np.array([0.9]), steps=2, workers=2).round(4).tolist()
-    [0.3439]
+    Args:
+        own: What this returned before; the base at first.
+        base: The average over the workers that the steps began with.
+        state: What they have made of it.
+
+    >>> own, base, state = np.array([0.5]), np.zeros(1), np.array([0.19])
+    >>> steps_of_all(own, base, state, np.array([0.9]), steps=2, workers=2).round(4).tolist()
+    [0.672]
     """
-    left = np.where((momentum >= 0) & (momentum < 1), momentum, 0.0) ** steps
+    known = (momentum >= 0) & (momentum < 1)
+    left = np.where(known, momentum, 0.0) ** steps
     of_all = left**workers
-    advanced = of_all * base + (1 - of_all) / (1 - left) * (state - left * base)
-    return np.where((momentum >= 0) & (momentum < 1), advanced, state)
+    advanced = of_all * own + (1 - of_all) / (1 - left) * (state - left * base)
+    return np.where(known, advanced, state)
 
 
 def batch_norm_layers(model: keras.Model) -> list[keras.layers.BatchNormalization]:

@@ -157,8 +157,9 @@ class WorkerEpochs(keras.callbacks.Callback):
         # Without a model: they have theirs, and some start anew when they get one.
         self._callbacks = keras.callbacks.CallbackList(list(callbacks))
         self._waited_s = 0.0
-        # The moving statistics when they were averaged last.
+        # The moving statistics when they were averaged last, and this worker's own in that average.
         self._base: np.ndarray | None = None
+        self._own = np.empty(0)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         if self._exchange.stop:
@@ -192,8 +193,10 @@ class WorkerEpochs(keras.callbacks.Callback):
         if steps and self._base is not None:
             # Nobody knows the others' steps: they are taken to be as many.
             momentum, workers = momenta(self.model, statistics), self._plan.world_size
-            state = steps_of_all(self._base, state, momentum, steps=steps, workers=workers)
-        assign_flat(statistics, self._servers.average_state(state, float(weight)))
+            state = steps_of_all(self._own, self._base, state, momentum, steps=steps, workers=workers)
+        average = self._servers.average_state(state, float(weight))
+        self._own = state if weight else average
+        assign_flat(statistics, average)
         self._base = flatten(statistics)
 
     def _report(self, epoch: int, logs: dict[str, Any] | None, sums: np.ndarray, *, stopped: bool) -> None:

@@ -11,7 +11,11 @@ from rank_pool import WorkerError
 from tiers import in_tiers
 
 from elephant.config import AsynchronousOptions
-from elephant.training.async_callbacks import worker_copies
+from elephant.data.epoch_plan import EpochPlan
+from elephant.modeling.variables import assign_flat, flatten, moving_statistics
+from elephant.parameter_server.store import Averages
+from elephant.training.async_callbacks import WorkerEpochs, worker_copies
+from elephant.training.rank_progress import TrainingPosition
 
 
 def asynchronous(model, **options):
@@ -113,3 +117,36 @@ def test_stop_when_the_driver_says_it_then_the_fit_ends_at_once(rank_pool, optio
         recording = rank_pool.result(0)
     assert recording.stops == 0
     assert len(recording.parts) < 10_000
+
+
+class AveragesOf:
+    """Connection of one worker to the average that all share."""
+
+    def __init__(self, averages, partition):
+        self._averages, self._partition = averages, partition
+
+    def average_state(self, state, weight):
+        return self._averages.add(self._partition, weight, state)
+
+
+def test_moving_statistics_when_workers_end_epochs_one_after_the_other_then_have_the_steps_of_one_process():
+    model = keras.Sequential([keras.layers.Input((2,)), keras.layers.BatchNormalization(momentum=0.99)])
+    averages, plan = Averages(np.array([0.0, 0.0, 1.0, 1.0])), EpochPlan((8, 8, 16), (0, 0, 0), 4)
+    workers, seen = [], np.array([[1.0, 2.0, 4.0, 9.0], [3.0, -2.0, 2.0, 5.0], [5.0, 0.0, 3.0, 1.0]])
+    for partition in range(3):
+        about = (partition, plan, None, None, AveragesOf(averages, partition), TrainingPosition(8), None)
+        workers.append(WorkerEpochs(*about, callbacks=()))
+        workers[-1].set_model(model)
+    variables = moving_statistics(model)
+    kept = []
+    for worker in workers:
+        worker.average_state(0.0)
+        kept.append(flatten(variables))
+    for _epoch in range(5):
+        for worker, rows, weight, place in zip(workers, seen, (8, 8, 16), range(3), strict=True):
+            assign_flat(variables, 0.99**8 * kept[place] + (1 - 0.99**8) * rows)
+            worker.average_state(weight, steps=8)
+            kept[place] = flatten(variables)
+    left = 0.99 ** (5 * 3 * 8)
+    expected = left * np.array([0.0, 0.0, 1.0, 1.0]) + (1 - left) * np.average(seen, axis=0, weights=(8, 8, 16))
+    np.testing.assert_allclose(averages.average(), expected, rtol=1e-4, atol=1e-4)
