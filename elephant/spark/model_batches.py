@@ -172,8 +172,8 @@ class ModelRows:
         if field.is_array and shape is not None:
             self._row_shapes[field.role] = shape
         refuse_unknown_classes(values, field, self._first_row)
+        if field in self._schema.weights:
+            refuse_bad_weights(values, field.title, self._first_row)
         if isinstance(values, RaggedArray):
             return values
-        if field in self._schema.weights:
-            refuse_bad_weights(values, field, self._first_row)
         return values.reshape(len(values), *field.row_shape(shape or ()))
