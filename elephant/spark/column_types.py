@@ -328,7 +328,25 @@ def nest_of_targets(inputs: Sequence[Field], x: Nest, facts: ModelInfo) -> Nest:
             f"labelCols: expected a column for each of the outputs {', '.join(needed)}, because they are neither named "
             f"nor as many as the inputs {', '.join(sources)}. Received: none. Set labelCols."
         )
+    for output, place in zip(facts.outputs, places, strict=True):
+        _require_comparable(output, inputs[place])
     return pack(facts.y, places)
+
+
+def _require_comparable(output: OutputInfo, field: Field) -> None:
+    """Raises SchemaError where one of Keras' losses would compare an output with an input of another shape."""
+    wanted = output.loss_shape if output.label_shape is None else output.label_shape
+    if output.loss_shape is None or wanted is None or field.shape is None:
+        return
+    shapes = [[size for size in shape if size != 1] for shape in (wanted, field.shape)]
+    if len(shapes[0]) != len(shapes[1]) or any(
+        None not in pair and pair[0] != pair[1] for pair in zip(*shapes, strict=True)
+    ):
+        raise SchemaError(
+            f"labelCol: expected a column to compare the model's output {output.name!r} with, whose labels have shape "
+            f"{wanted}, because its own input ({field.title}) has shape {field.shape}. Received: none. Set labelCol or "
+            "labelCols."
+        )
 
 
 def weight_fields(columns: StructType, facts: ModelInfo, choice: ColumnSelection, y: Nest) -> tuple[list[Field], Nest]:
