@@ -177,9 +177,11 @@ OPTIONS = (
     Option("label_cols", dict | list, None, LABEL,
            help="for models with several outputs: columns by the name of the output, or a list in their order"),
     Option("weight_col", str | dict, None, LABEL,
-           help="sample weights: a numeric column, or one by the name of each output; not set means 1 for every row"),
+           help="sample weights: a column of numbers, or of arrays with one for each token or pixel, or one by "
+           "the name of each output; not set means 1 for every row"),
     Option("validation_indicator_col", str, None, ROWS,
-           help="a boolean column: true keeps the row for validation; not set means validationFraction"),
+           help="a column of booleans, or of 0 and 1: true keeps the row for validation; not set means "
+           "validationFraction"),
     Option("class_weight", dict | str, None, ROWS,
            help="weights by class, which weigh the loss of rows in training, or 'balanced', which counts the labels "
            "for them; not set weighs all alike"),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from elephant.backends.gradient_averager import GradientAverager
     from elephant.collective.communicator import Communicator
     from elephant.config import FitConfig
+    from elephant.data.schema import RowSpec
 
 Arrays = tuple[np.ndarray, ...]
 # Shape and dtype of a tensor.
@@ -217,6 +218,13 @@ class Backend(ABC):
 
         Args:
             steps: What `steps_function` returned.
+        """
+
+    def build_in_step(self, model: keras.Model, rows: RowSpec) -> None:  # noqa: B027 - Keras itself does it for one alone
+        """Creates the variables of a model that waits for its first ``train_step``; none is computed.
+
+        Args:
+            rows: One row of what the step gets.
         """
 
     def predict_function(self, model: keras.Model, form: BatchForm) -> Callable[..., Any]:

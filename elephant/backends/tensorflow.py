@@ -20,6 +20,7 @@ from elephant.backends.base import (
     gathered_gradient,
 )
 from elephant.backends.tensorflow_gradients import Lookups, fuse_update, lookups_of, without_repeated
+from elephant.data.schema import RowSpec, pack
 from elephant.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -329,6 +330,14 @@ class TensorFlowBackend(Backend):
         step = compiled_part(steps or model.train_function)
         if step is not None:
             step.get_concrete_function(iter(batches), *(() if steps is None else (tf.TensorSpec((), tf.int64), None)))
+
+    def build_in_step(self, model: keras.Model, rows: RowSpec) -> None:
+        import tensorflow as tf
+
+        if any(tensor.sparse for tensor in rows.tensors):
+            return
+        leaves = [tf.TensorSpec((None, *one.shape), tf.as_dtype(one.dtype)) for one in (*rows.tensors, *rows.targets)]
+        tf.function(model.train_step, autograph=False).get_concrete_function(pack(rows.step, leaves))
 
     def predict_function(self, model: keras.Model, form: BatchForm) -> Callable[..., Any]:
         # One graph, traced once: its signature leaves the number of rows open.

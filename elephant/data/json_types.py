@@ -39,12 +39,13 @@ def require_parts(form: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
             require_type(form[name], one, name)
 
 
-def require_nest(nest: Any, count: int, name: str) -> None:
-    """Raises TypeError where a nest does not have the places of so many arrays, each once.
+def require_nest(nest: Any, count: int, name: str, *, repeated: bool = False) -> None:
+    """Raises TypeError where a nest does not have the places of so many arrays, each once, or more often if repeated.
 
     >>> require_nest({"image": 0, "words": (1, 2)}, 3, "x")
     """
-    if sorted(_leaves(nest), key=str) != list(range(count)):
+    found = _leaves(nest)
+    if sorted(set(found) if repeated else found, key=str) != sorted(range(count), key=str):
         raise TypeError(f"{name}: expected the places of {count} arrays. Received: {nest!r}.")
 
 

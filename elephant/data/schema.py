@@ -180,13 +180,15 @@ class DataSchema:
         return (x, y, pack(shifted(self.w, len(self.inputs) + len(self.labels)), arrays)) if self.weights else (x, y)
 
     def row_spec(self, row_shapes: Mapping[str, Sequence[int]]) -> RowSpec:
-        """Returns the spec of one row of the model's input.
+        """Returns the spec of one row.
 
         Args:
             row_shapes: Natural shape of a row of each array column, by role.
         """
-        tensors = tuple(_tensor_of(field, row_shapes.get(field.role, ())) for field in self.inputs)
-        return RowSpec(x=self.x, tensors=tensors)
+        tensors = [_tensor_of(field, row_shapes.get(field.role, ())) for field in self.batch_fields]
+        count = len(self.inputs)
+        step = self.packed(range(len(tensors)))
+        return RowSpec(x=self.x, tensors=tuple(tensors[:count]), targets=tuple(tensors[count:]), step=step)
 
 
 @dataclass(frozen=True)
@@ -206,11 +208,13 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class RowSpec:
-    """Shape and dtype of one row of a model's input: enough to build the model's variables.
+    """Shape and dtype of one row: enough to build the model's variables.
 
     Args:
-        x: How the arrays are nested.
-        tensors: One per array.
+        x: How the arrays of the model's input are nested.
+        tensors: One per array of these.
+        targets: One per array of labels and weights.
+        step: How both, one after the other, are nested for a ``train_step``; None where that is not known.
 
     >>> rows = RowSpec({"image": 0}, (TensorSpec((8, 8), "float32"),))
     >>> RowSpec.from_json(rows.to_json()) == rows
@@ -219,19 +223,34 @@ class RowSpec:
 
     x: Nest
     tensors: tuple[TensorSpec, ...]
+    targets: tuple[TensorSpec, ...] = ()
+    step: Nest | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Returns a form that JSON holds."""
-        return {"x": self.x, "tensors": [asdict(tensor) for tensor in self.tensors]}
+        return {
+            "x": self.x,
+            "tensors": [asdict(tensor) for tensor in self.tensors],
+            "targets": [asdict(tensor) for tensor in self.targets],
+            "step": self.step,
+        }
 
     @classmethod
     def from_json(cls, form: dict[str, Any]) -> RowSpec:
         """Reads the form of `to_json`; raises KeyError or TypeError for any other."""
-        tensors = tuple(TensorSpec(tuple(t["shape"]), t["dtype"], t["sparse"]) for t in form["tensors"])
-        for tensor in tensors:
+        # Those that earlier versions have saved have no targets.
+        tensors, targets = (
+            tuple(TensorSpec(tuple(t["shape"]), t["dtype"], t["sparse"]) for t in given)
+            for given in (form["tensors"], form.get("targets", ()))
+        )
+        for tensor in (*tensors, *targets):
             require_types(tensor)
         require_nest(form["x"], len(tensors), "x")
-        return cls(x=from_json(form["x"]), tensors=tensors)
+        step = form.get("step")
+        if step is not None:
+            # Of an autoencoder, the input is its target as well.
+            require_nest(step, len(tensors) + len(targets), "step", repeated=True)
+        return cls(x=from_json(form["x"]), tensors=tensors, targets=targets, step=from_json(step))
 
 
 def _tensor_of(field: Field, natural: Sequence[int]) -> TensorSpec:

@@ -98,8 +98,8 @@ class ShardWriter:
         if field.is_array and shape is not None:
             self._row_shapes[field.role] = shape
         refuse_unknown_classes(values, field, self._num_rows)
-        if isinstance(values, np.ndarray) and field in self._schema.weights:
-            refuse_bad_weights(values, field, self._num_rows)
+        if field in self._schema.weights:
+            refuse_bad_weights(values, field.title, self._num_rows)
         if isinstance(values, np.ndarray) and field is self._schema.validation:
             self._num_validation += int(np.count_nonzero(values))
         return values

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from elephant.data.ragged import RaggedArray, Values
-from elephant.data.schema import DENSE, LABEL, RAGGED, SCALAR, SPARSE, TEXT, Field
+from elephant.data.schema import DENSE, LABEL, RAGGED, SCALAR, SPARSE, TEXT, VALIDATION, WEIGHT, Field
 from elephant.errors import DataError
 
 Shape = tuple[int, ...]
@@ -60,7 +60,10 @@ def to_values(
     _refuse_nulls(column, field, rows)
     known = None if row_shape is None else tuple(row_shape)
     if field.kind == SCALAR:
-        return _cast(column.to_numpy(zero_copy_only=False), field, rows), ()
+        values = column.to_numpy(zero_copy_only=False)
+        if field.role == VALIDATION:
+            _refuse_other_marks(values, field, rows)
+        return _cast(values, field, rows), ()
     if field.kind == SPARSE:
         return _sparse(column, field, rows, known)
     if field.kind == TEXT:
@@ -305,6 +308,8 @@ def _refuse_other_lengths(lengths: np.ndarray, expected: int, field: Field, rows
         if field.role.startswith(LABEL):
             hint = " The loss takes class numbers: one-hot labels are for categorical_crossentropy."
             hint = hint if field.num_classes else " A label has the shape of the model's output."
+        if field.role.startswith(WEIGHT):
+            hint = " Weights are one number for a row, or one for each loss that it has."
         raise DataError(
             f"{field.title}: expected {expected} values in every {'row' if is_row else 'inner array'}{shape}. "
             f"Received: {int(lengths[wrong[0]])} values in row {rows.of(wrong[0])} of the partition.{hint}"
@@ -320,14 +325,35 @@ def _wrong_width(field: Field, sizes: Shape) -> DataError:
     )
 
 
-def refuse_bad_weights(weights: np.ndarray, field: Field, first_row: int) -> None:
-    """Raises DataError unless all sample weights are finite and not negative."""
-    wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
+def _refuse_other_marks(marks: np.ndarray, field: Field, rows: _Rows) -> None:
+    wrong = np.flatnonzero((marks != 0) & (marks != 1))
     if len(wrong):
         raise DataError(
-            f"{field.title}: expected weights that are finite and at least 0. "
-            f"Received: {weights[wrong[0]]} in row {first_row + int(wrong[0])} of the partition."
+            f"{field.title}: expected true and false, or 1 for a row of validation and 0 for all others. "
+            f"Received: {marks[wrong[0]]} in row {rows.of(wrong[0])} of the partition."
         )
+
+
+def refuse_bad_weights(weights: Values, title: str, first_row: int, *, whole: str = "partition") -> None:
+    """Raises DataError unless all sample weights are finite and not negative, one of a row or several.
+
+    Args:
+        title: The column, in the error's words.
+        whole: What rows are counted in, beginning with ``first_row``.
+    """
+    flat = weights.buffers[0] if isinstance(weights, RaggedArray) else weights.reshape(-1)
+    wrong = np.flatnonzero(~(np.isfinite(flat) & (flat >= 0)))
+    if not len(wrong):
+        return
+    item = int(wrong[0])
+    if isinstance(weights, RaggedArray):
+        row = int(np.searchsorted(weights.offsets, item, "right")) - 1
+    else:
+        row = item // math.prod(weights.shape[1:])
+    raise DataError(
+        f"{title}: expected weights that are finite and at least 0. "
+        f"Received: {flat[item]} in row {first_row + row} of the {whole}."
+    )
 
 
 def refuse_unknown_classes(labels: Values, field: Field, first_row: int) -> None:

@@ -202,7 +202,11 @@ def _layer_apart(layer: keras.layers.Layer, done: dict[int, Any]) -> None:
 
 
 def _parts_of(layer: keras.layers.Layer, done: dict[int, Any]) -> _LayerParts:
-    values = vars(layer)
+    # PyTorch keeps layers that are attributes apart from the others.
+    inner = {
+        name: part for name, part in getattr(layer, "_modules", {}).items() if isinstance(part, keras.layers.Layer)
+    }
+    values = {**vars(layer), **inner}
     options = {"name": layer.name, "dtype": layer.dtype_policy, "activity_regularizer": layer.activity_regularizer}
     plain = {
         name: value for name, value in values.items() if isinstance(value, PLAIN) and not name.startswith("_self_")

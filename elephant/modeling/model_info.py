@@ -28,6 +28,8 @@ _CLASS_LOSSES = {
     "categorical_focal_crossentropy",
 }
 _BINARY_LOSSES = {"binary_crossentropy", "binary_focal_crossentropy"}
+# Of Keras, which have one value for a row of any shape, or for a whole batch.
+_WHOLE_LOSSES = {"circle", "ctc", "dice", "tversky"}
 
 
 def check_reduction(loss: Any) -> None:
@@ -202,6 +204,14 @@ def _classes_of(loss: Any, shape: tuple[int | None, ...] | None) -> tuple[int | 
     return (shape[-1], config.get("ignore_class")) if name in _CLASS_LOSSES else (None, None)
 
 
+def _loss_shape(loss: Any, shape: tuple[int | None, ...] | None) -> tuple[int | None, ...] | None:
+    """Returns the shape of one of Keras' own losses of a row, which takes the last axis of the output together."""
+    if loss is None or not shape or not _is_of_keras(loss) or loss_name(loss) in _WHOLE_LOSSES:
+        return None
+    axis = loss.get_config().get("axis", -1) if isinstance(loss, keras.losses.Loss) else -1
+    return shape[:-1] if axis in (-1, len(shape)) else None
+
+
 @dataclass(frozen=True)
 class InputInfo:
     """One input of a model.
@@ -235,6 +245,8 @@ class OutputInfo:
         num_classes: Classes that the loss tells apart, 2 for each number of a binary one; None where it is none of
             Keras' own cross-entropies, or code of the user's computes it.
         ignored_class: Number of the class whose rows the loss ignores, or None.
+        loss_shape: Shape of the loss of one row, before it is reduced, which sample weights have too; None where it is
+            none of Keras' own losses, or code of the user's computes it.
     """
 
     name: str
@@ -246,6 +258,7 @@ class OutputInfo:
     is_measured: bool = False
     num_classes: int | None = None
     ignored_class: int | None = None
+    loss_shape: tuple[int | None, ...] | None = None
 
     @property
     def needs_label(self) -> bool:
@@ -436,6 +449,7 @@ def _output_facts(
         is_measured=measured,
         num_classes=num_classes,
         ignored_class=ignored_class,
+        loss_shape=None if own_loss else _loss_shape(loss, shape),
     )
 
 

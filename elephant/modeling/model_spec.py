@@ -213,7 +213,8 @@ def _saved_source(model: keras.Model, settings: KerasSettings, custom: dict[str,
     source = ModelSpec(ModelInfo.of(model), settings, archive=archive, custom_objects=objects)
     # Built once here, or the first worker would be the one to find out that it cannot be.
     rebuilt = source.build()
-    if not rebuilt.compiled:
+    # Keras takes a class with a compile of its own for compiled, and has not called that.
+    if not rebuilt.compiled or getattr(rebuilt, "optimizer", None) is None:
         raise ConfigurationError(
             f"model: expected Keras to compile {model.name!r} again when it loads the model. It did not, because the "
             "class has a compile of its own without get_compile_config and compile_from_config. Add these, or pass a "
@@ -387,10 +388,11 @@ def require_compiled(model: keras.Model) -> None:
     """Raises ConfigurationError unless the model has an optimizer, and losses and metrics that Keras can train with."""
     lossless = getattr(model, "loss", None) is None and not adds_loss(model)
     if not model.compiled or getattr(model, "optimizer", None) is None or lossless:
+        missing = "optimizer and loss" if not model.compiled else "a loss" if lossless else "an optimizer"
+        own = " Have its own compile call super().compile(optimizer=...)." if missing == "an optimizer" else ""
         raise ConfigurationError(
-            f"model: expected a compiled model. Received: {model.name!r} without "
-            f"{'optimizer and loss' if not model.compiled else 'a loss'}. "
-            "Call model.compile(optimizer=..., loss=...) before you pass it."
+            f"model: expected a compiled model. Received: {model.name!r} without {missing}. "
+            f"Call model.compile(optimizer=..., loss=...) before you pass it.{own}"
         )
     check_compiled(model)
 

@@ -107,7 +107,9 @@ def build_metrics(model: keras.Model, batches: Any) -> None:
 def _build_weights(model: keras.Model, rows: RowSpec | None) -> None:
     if type(model).call is keras.Model.call:
         # A train_step of its own calls the model's parts, which nothing else tells how to build.
-        waiting = [layer.name for layer in model._flatten_layers(include_self=False) if not layer.built]
+        if rows is not None and rows.step is not None and _waiting(model):
+            current().build_in_step(model, rows)
+        waiting = _waiting(model)
         if waiting:
             raise ConfigurationError(
                 f"model: expected the layers of {model.name!r} to be built, because it has no call method that would "
@@ -119,6 +121,10 @@ def _build_weights(model: keras.Model, rows: RowSpec | None) -> None:
             f"model: expected {model.name!r} to be built. Give it an Input layer, or call model.build(input_shape)."
         )
     model(_example(rows))
+
+
+def _waiting(model: keras.Model) -> list[str]:
+    return [layer.name for layer in model._flatten_layers(include_self=False) if not layer.built]
 
 
 def _example(rows: RowSpec) -> Any:

@@ -46,8 +46,8 @@ class ColumnSelection:
         label: For a model with one output, one column or several numeric ones that make one vector; None for one that
             trains without.
         labels: Columns by the name of the model's output, instead of label; or a list.
-        weight: A numeric column, or one by the name of each output, or None.
-        validation: A boolean column, or None.
+        weight: A column of numbers or arrays, or one by the name of each output, or None.
+        validation: A column of booleans or of 0 and 1, or None.
     """
 
     features: Columns = "features"
@@ -218,6 +218,23 @@ def with_classes(field: Field, output: OutputInfo, param: str, *, weighted: bool
             is_probability=not is_sparse,
         )
     return field
+
+
+def common_loss_shape(outputs: Sequence[OutputInfo], param: str) -> tuple[int | None, ...] | None:
+    """Returns the shape of one row's losses, which weights of several numbers a row are to have; None if not known.
+
+    Raises:
+        SchemaError: Weights for several outputs, whose losses are of several shapes.
+    """
+    compared = [output for output in outputs if output.has_loss]
+    shapes = {output.loss_shape for output in compared}
+    if len(shapes) > 1:
+        raise SchemaError(
+            f"{param}: expected weights for each of the outputs {', '.join(output.name for output in compared)}, whose "
+            "losses are of several shapes. Received: an array for all of them. Give a dictionary by output, or one "
+            "number per row."
+        )
+    return shapes.pop() if shapes else None
 
 
 def target_inputs(facts: ModelInfo, choice: ColumnSelection) -> DataSchema:

@@ -17,6 +17,7 @@ from pyspark.sql.types import (
     DataType,
     DateType,
     DecimalType,
+    DoubleType,
     FloatType,
     IntegralType,
     LongType,
@@ -52,6 +53,7 @@ from elephant.spark.column_selection import (
     by_name,
     chosen_inputs,
     chosen_labels,
+    common_loss_shape,
     element_type,
     given_inputs,
     target_inputs,
@@ -326,43 +328,71 @@ def nest_of_targets(inputs: Sequence[Field], x: Nest, facts: ModelInfo) -> Nest:
             f"labelCols: expected a column for each of the outputs {', '.join(needed)}, because they are neither named "
             f"nor as many as the inputs {', '.join(sources)}. Received: none. Set labelCols."
         )
+    for output, place in zip(facts.outputs, places, strict=True):
+        _require_comparable(output, inputs[place])
     return pack(facts.y, places)
+
+
+def _require_comparable(output: OutputInfo, field: Field) -> None:
+    """Raises SchemaError where one of Keras' losses would compare an output with an input of another shape."""
+    wanted = output.loss_shape if output.label_shape is None else output.label_shape
+    if output.loss_shape is None or wanted is None or field.shape is None:
+        return
+    shapes = [[size for size in shape if size != 1] for shape in (wanted, field.shape)]
+    if len(shapes[0]) != len(shapes[1]) or any(
+        None not in pair and pair[0] != pair[1] for pair in zip(*shapes, strict=True)
+    ):
+        raise SchemaError(
+            f"labelCol: expected a column to compare the model's output {output.name!r} with, whose labels have shape "
+            f"{wanted}, because its own input ({field.title}) has shape {field.shape}. Received: none. Set labelCol or "
+            "labelCols."
+        )
 
 
 def weight_fields(columns: StructType, facts: ModelInfo, choice: ColumnSelection, y: Nest) -> tuple[list[Field], Nest]:
     """Returns the columns of sample weights: none, one for all outputs, or one for each, nested as the labels are.
 
     Raises:
-        SchemaError: A column is missing or not numeric, or an output has none.
+        SchemaError: A column is missing, or not of numbers in the shape of the loss, or an output has none.
     """
     if choice.weight is None:
         return [], 0
     if isinstance(choice.weight, str):
-        return [_weight(columns, facts, choice.weight, WEIGHT)], 0
+        return [_weight(columns, facts, facts.outputs, choice.weight, WEIGHT)], 0
     names = [output.name for output in facts.outputs] if facts.knows_outputs else []
     required = [output.name for output in facts.outputs if output.needs_label] if names else []
     given = by_name(choice.weight, names, "weightCol", required=required)
-    fields = [
-        _weight(columns, facts, columns_of[0], role_of(WEIGHT, position))
-        for position, columns_of in enumerate(given.values())
-    ]
     places = {name: position for position, name in enumerate(given)}
+    by_output = {output.name: [output] for output in facts.outputs}
+    fields = [
+        _weight(columns, facts, by_output.get(name, facts.outputs), given[name][0], role_of(WEIGHT, position))
+        for name, position in places.items()
+    ]
     if not names:
         return fields, places if isinstance(y, dict) else pack(y, range(len(given)))
     return fields, pack(facts.y, [places.get(name, 0) for name in names])
 
 
-def _weight(columns: StructType, facts: ModelInfo, name: str, role: str) -> Field:
-    column = find_column(columns, name, "weightCol")
-    if not is_scalar(column.dataType):
-        raise wrong_type(column, "weightCol", "a column of numbers, booleans, dates or timestamps")
-    return Field(role, (name,), element_type(facts.dtype), SCALAR)
+def _weight(columns: StructType, facts: ModelInfo, outputs: Sequence[OutputInfo], name: str, role: str) -> Field:
+    """Returns the column of the sample weights of some outputs: one number for a row, or one for each of its losses."""
+    column, dtype = find_column(columns, name, "weightCol"), element_type(facts.dtype)
+    if is_scalar(column.dataType):
+        return Field(role, (name,), dtype, SCALAR)
+    depth, shape = depth_of(column.dataType)[0], common_loss_shape(outputs, "weightCol")
+    if shape == ():
+        expected = "a column of numbers, booleans, dates or timestamps, because the loss has one value of each row"
+        raise wrong_type(column, "weightCol", expected)
+    if shape is None and any(len(output.shape or ()) > 1 and output.shape[0] is None for output in outputs):
+        shape = (None,) * depth
+    kind = _array_kind(column, dtype, "weightCol", shape)
+    # Rows of pictures of any size tell it themselves.
+    return Field(role, (name,), dtype, kind, None if shape and kind == DENSE and shape.count(None) > 1 else shape)
 
 
 def _indicator(columns: StructType, name: str) -> Field:
     column = find_column(columns, name, "validationIndicatorCol")
-    if not isinstance(column.dataType, BooleanType):
-        raise wrong_type(column, "validationIndicatorCol", "a boolean column")
+    if not isinstance(column.dataType, (BooleanType, IntegralType, FloatType, DoubleType)):
+        raise wrong_type(column, "validationIndicatorCol", "a column of booleans, or of the numbers 0 and 1")
     return Field(VALIDATION, (name,), "bool", SCALAR)
 
 

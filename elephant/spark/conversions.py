@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def to_simple_rdd(
-    sc: SparkContext | SparkSession, features: Any, labels: Any, sample_weight: Sequence[float] | None = None
+    sc: SparkContext | SparkSession, features: Any, labels: Any, sample_weight: Sequence[Any] | None = None
 ) -> RDD[Any]:
     """Returns an RDD of (x, y), or of (x, y, weight).
 
@@ -35,7 +35,7 @@ def to_simple_rdd(
         sc: The Spark context, or a session.
         features: One item per row; or a tuple or a dictionary of such, for models with several inputs.
         labels: The same for the outputs.
-        sample_weight: One number per row, or None.
+        sample_weight: One number per row, or an array in the shape of its loss, such as one number per token; or None.
 
     Raises:
         DataError: They are not of one length.

@@ -107,8 +107,8 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         predictionCol: The column that the fitted model adds.
         probabilityCol: The column of probabilities that a fitted classifier adds.
         weightCol: A column of sample weights, or a dictionary of them by the name of the output; None weighs
-            all rows alike.
-        validationIndicatorCol: A boolean column; true keeps a row for validation.
+            all rows alike. A row has one number, or an array in the shape of its loss, such as one number per token.
+        validationIndicatorCol: A column of booleans, or of 0 and 1; true keeps a row for validation.
         validationFraction: Share of the rows kept for validation, drawn by ``seed``, in [0, 1).
         mode: ``"synchronous"`` (``"sync"``), ``"asynchronous"`` (``"async"``), or ``"hogwild"``: asynchronous without
             locks at the server, which has gained no speed in measurements and loses up to a few updates per thousand.

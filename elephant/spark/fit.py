@@ -434,11 +434,11 @@ def _require_here(packages: Sequence[str]) -> None:
 
 
 def _row_spec(rows: RowSource, schema: DataSchema) -> RowSpec:
-    """Returns the spec of one row of the input, by the first row where the model does not tell it."""
+    """Returns the spec of one row, by the first one where the model does not tell it."""
     first = rows.first_row()
     if first is None:
         raise no_rows()
-    unknown = [field for field in schema.inputs if field.width is None]
+    unknown = [field for field in schema.batch_fields if field.width is None]
     return schema.row_spec({field.role: to_values(first.column(field.role), field)[1] or () for field in unknown})
 
 

@@ -18,6 +18,7 @@ from elephant.modeling.model_spec import ModelSpec
 from elephant.monitor.progress import curve_names, plot_curves
 from elephant.monitor.report import curve_svg, table_html
 from elephant.monitor.summary import FitSummary
+from elephant.spark.column_selection import ColumnSelection
 from elephant.spark.evaluate import Evaluation, evaluate_rows
 from elephant.spark.model_batches import PackedFunction
 from elephant.spark.model_cache import PackedModel
@@ -218,6 +219,7 @@ class KerasModel(Model, ModelParams, SavedStage):
         require_frame(dataset, "evaluate")
         facts, function = self._source.facts, optional(self, self.preprocessing)
         choice = labelled_choice(self)
+        self._require_labels(choice)
         rows = rows_of_frame(dataset, facts, choice, preprocessed=function is not None)
         packed = None
         if rows.target is not None:
@@ -225,6 +227,17 @@ class KerasModel(Model, ModelParams, SavedStage):
         batch_size = checked_batch_size(optional(self, self.inferenceBatchSize))
         evaluation = Evaluation(model=self.packed(), schema=rows.schema, batch_size=batch_size, function=packed)
         return evaluate_rows(rows.source, evaluation)
+
+    def _require_labels(self, choice: ColumnSelection) -> None:
+        """Raises where no fit has said that the model is compared with its own input."""
+        facts = self._source.facts
+        compares = not facts.own_step and any(output.needs_label for output in facts.outputs)
+        if choice.label is None and choice.labels is None and compares and not self._history:
+            raise ConfigurationError(
+                "labelCol: expected the column that the model is compared with, of a model that no fit has returned. "
+                "Received: none. Call setLabelCol or setLabelCols first; of an autoencoder, with the column of its "
+                "input."
+            )
 
     @brief_errors
     def predict(self, dataset: DataFrame | pd.DataFrame) -> Any:

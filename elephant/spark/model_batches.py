@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from elephant.data.schema import DataSchema
 from elephant.data.shard import Shard
 from elephant.data.to_numpy import refuse_bad_weights, refuse_unknown_classes, to_values
 from elephant.errors import ConfigurationError
+from elephant.spark.script_modules import sent_by_value
 
 if TYPE_CHECKING:
     from elephant.training.input.preprocessing import Preprocessing
@@ -31,7 +33,7 @@ RowShapes = dict[str, tuple[int, ...]]
 def pickled(
     value: Any, title: str, advice: str = "Do not keep a SparkSession, a lock, a file or a socket in it."
 ) -> bytes:
-    """Returns a value of the user's in the form that travels to executors.
+    """Returns a value of the user's in the form that travels to executors, with the code that lies beside the script.
 
     Args:
         value: The value.
@@ -41,6 +43,11 @@ def pickled(
     Raises:
         ConfigurationError: It cannot be pickled.
     """
+    with sent_by_value() as has_modules:
+        if has_modules:
+            # A module that holds what cannot travel, such as a session, may be on the executors all the same.
+            with contextlib.suppress(Exception):
+                return bytes(cloudpickle.dumps(value))
     try:
         return bytes(cloudpickle.dumps(value))
     except Exception as error:
@@ -172,8 +179,8 @@ class ModelRows:
         if field.is_array and shape is not None:
             self._row_shapes[field.role] = shape
         refuse_unknown_classes(values, field, self._first_row)
+        if field in self._schema.weights:
+            refuse_bad_weights(values, field.title, self._first_row)
         if isinstance(values, RaggedArray):
             return values
-        if field in self._schema.weights:
-            refuse_bad_weights(values, field, self._first_row)
         return values.reshape(len(values), *field.row_shape(shape or ()))

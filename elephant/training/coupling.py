@@ -54,7 +54,8 @@ class RankLoss(keras.losses.Loss):
         self._losses = losses
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        value = self._loss(y_true, y_pred, sample_weight)
+        # Of a mask, Keras multiplies it into PyTorch's tensor itself, which metrics look at afterwards.
+        value = self._loss(y_true, y_pred, None if sample_weight is None else ops.copy(sample_weight))
         if self._losses.weigh is None:
             return value
         return self._losses.weigh(self, value, _elements(self._loss, y_true, y_pred, sample_weight))
@@ -171,6 +172,8 @@ def _elements(loss: keras.losses.Loss, y_true: Any, y_pred: Any, sample_weight: 
         if mask is None:
             return ops.sum(weights)
         missing = len(mask.shape) - len(weights.shape)
+        # Of a last axis of one, as of labels.
+        weights = ops.squeeze(weights, -1) if missing == -1 else weights
         weights = ops.reshape(weights, (*ops.shape(weights), *(1,) * missing)) if missing > 0 else weights
         return ops.sum(ops.cast(mask, counted_in) * weights)
     return None if mask is None else ops.sum(ops.cast(mask, counted_in))

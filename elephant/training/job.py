@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -202,6 +203,7 @@ def prepared_model(job: TrainingJob, rows: RowSpec, *, num_ranks: int, policy: s
     keras.utils.set_random_seed(config.seed % 2**32)
     model = job.model.build()
     build_variables(model, rows)
+    _unwrap_input(model, job.model_schema)
     if config.learning_rate is not None:
         model.optimizer.learning_rate = config.learning_rate
     if config.scale_learning_rate:
@@ -214,6 +216,25 @@ def prepared_model(job: TrainingJob, rows: RowSpec, *, num_ranks: int, policy: s
     if policy is not None:
         lower_precision(model, policy)
     return model
+
+
+def _unwrap_input(model: keras.Model, schema: DataSchema) -> None:
+    """Has steps of a model's own get an input that comes alone as it is, as Keras gives it where rows are in arrays.
+
+    Of a generator, which most backends read, Keras takes tuples alone.
+    """
+    if schema.labels or schema.inputs_as_labels or isinstance(schema.x, (tuple, list)):
+        return
+    for name in ("train_step", "test_step"):
+        if getattr(type(model), name) is not getattr(keras.Model, name):
+            setattr(model, name, functools.partial(_step_of_input, getattr(model, name)))
+
+
+def _step_of_input(step: Callable[..., Any], *given: Any) -> Any:
+    """Calls a step with its batch, and on JAX with the state before it."""
+    *state, data = given
+    is_wrapped = isinstance(data, (tuple, list)) and len(data) == 1
+    return step(*state, data[0] if is_wrapped else data)
 
 
 def mixed_policy(config: FitConfig) -> str | None:

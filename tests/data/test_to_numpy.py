@@ -76,11 +76,19 @@ def test_integers_when_too_large_for_the_model_then_are_refused_and_not_wrapped(
         to_numpy(pa.array([[0, 255], [256, 0]], pa.list_(pa.int64())), field)
 
 
+def test_marks_of_validation_when_they_are_0_and_1_then_are_taken_and_others_refused():
+    field = Field("validation", ("v",), "bool", SCALAR)
+    for kind in (pa.int32(), pa.int64(), pa.float64(), pa.bool_()):
+        assert to_numpy(pa.array([1, 0]).cast(kind), field).tolist() == [True, False]
+    with pytest.raises(DataError, match="column 'v': expected true and false, or 1 for .* Received: 2 in row 1 of the"):
+        to_numpy(pa.array([1, 2]), field)
+
+
 @pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])
 def test_weights_when_negative_or_not_finite_then_are_refused(bad):
     field = Field("weight", ("w",), "float32", SCALAR)
     with pytest.raises(DataError, match=r"column 'w': expected weights .* in row 6 "):
-        refuse_bad_weights(np.array([1.0, bad]), field, 5)
+        refuse_bad_weights(np.array([1.0, bad]), field.title, 5)
 
 
 @every_case(

@@ -227,7 +227,10 @@ def test_weight_and_indicator_when_prepared_then_keep_their_rows(table):
         ({"labelCol": ["b", "c"]}, r"expected 1 values for a label .* shape is \(1,\). Received: 2 columns \(b, c\)"),
         ({"labelCol": ["b", "c"], "preprocessing": print}, "labelCol: expected one column for a label, because prepro"),
         ({"weightCol": "doubles"}, "weightCol: expected a column of numbers, .* Received: column 'doubles'"),
-        ({"validationIndicatorCol": "i"}, "validationIndicatorCol: expected a boolean column. .* 'i' of type int"),
+        (
+            {"validationIndicatorCol": "text"},
+            "validationIndicatorCol: expected a column of booleans, .* of type string",
+        ),
     ],
     ids=lambda value: str(value)[:40],
 )

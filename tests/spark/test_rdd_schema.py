@@ -115,6 +115,24 @@ def test_labels_and_weights_when_given_by_name_then_lie_as_the_outputs_do(tmp_pa
     assert as_lists(y) == ([2.0], [1]) and as_lists(w) == ([0.25], [3.0])
 
 
+def tagger(length):
+    tokens = layers.Input((length,), dtype="int32")
+    hidden = layers.Dense(3)(layers.Embedding(5, 4)(tokens))
+    return compiled(tokens, hidden, "sparse_categorical_crossentropy")
+
+
+@pytest.mark.parametrize("weight", [[0.5, 2.0, 0.0], (0.5, 2, 0), np.array([[0.5], [2], [0]])], ids=str)
+def test_weights_when_each_token_has_one_then_lie_as_the_loss_does(tmp_path, weight):
+    _, _, w = fed(tagger(3), [([1, 2, 3], [0, 1, 2], weight)] * 2, tmp_path)
+    assert w.dtype == np.float32 and w.tolist() == [[0.5, 2.0, 0.0]] * 2
+
+
+def test_weights_when_sequences_are_of_any_length_then_are_as_long(tmp_path):
+    records = [([1, 2, 3], [0, 1, 2], [0.5, 2.0, 1.0]), ([4], [1], [3.0])]
+    _, _, w = fed(tagger(None), records, tmp_path)
+    assert w.tolist() == [[0.5, 2.0, 1.0], [3.0, 0.0, 0.0]]
+
+
 @pytest.mark.parametrize("labels", [(None, 2), {"q": 2}, 2], ids=str)
 def test_labels_when_one_output_has_no_loss_then_are_those_of_the_other(tmp_path, labels):
     model = two_inputs(loss=[None, "sparse_categorical_crossentropy"])
@@ -200,6 +218,7 @@ def test_inputs_when_the_model_tells_none_then_are_what_the_first_record_has(tmp
         (one_input, ([1, 2, 3, 4], [1, 2]), r"y: expected the model's shape \(1,\).* Received: shape \(2,\)"),
         (one_input, ([1, 2, 3, 4], {"z": 1}), r"y: expected a label for each .* a dictionary with the keys \['z'\]"),
         (one_input, ([1, 2, 3, 4], 1, [1, 2]), r"weight: expected one number per record"),
+        (lambda: tagger(3), ([1, 2, 3], [0, 1, 2], [1, 2]), r"weight: expected the model's shape \(3,\).* shape \(2,"),
         (one_input, [1, 2, 3, 4], r"fit: expected an RDD of tuples \(x, y\).* a list of 4 as the first record"),
         (two_inputs, ([1, 2], (0, 0)), r"x b: expected the model's shape \(2,\)"),
         (two_inputs, ([1, 2, 3, 4], (0, 0)), r"x: expected a part for each of the model's inputs a, b"),

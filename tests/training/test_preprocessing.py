@@ -181,6 +181,15 @@ def test_preprocessing_when_a_weight_is_negative_then_the_error_names_the_row_of
         DataError, match=r"preprocessing: price: expected weights .* Received: -3.0 in row 2 of the batch"
     ):
         made(RAW_VALUES, generator(PREPARE, 0))
+    several = sequences_by((1, 1, 1), weights=np.diag([1.0, 2.0, -3.0]))
+    with pytest.raises(DataError, match=r"expected weights .* Received: -3.0 in row 2 of the batch"):
+        several(RAW_VALUES, generator(PREPARE, 0))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (4,), (2, 3)], ids=str)
+def test_preprocessing_when_it_makes_weights_then_a_row_has_one_or_several(shape):
+    made = sequences_by((1, 1, 1), weights=np.ones((3, *shape)))
+    assert made(RAW_VALUES, generator(PREPARE, 0))[-1].shape == (3, *(() if shape == (1,) else shape))
 
 
 def test_preprocessing_when_integers_outgrow_the_models_type_then_is_refused():

@@ -31,7 +31,7 @@ from elephant.data.schema import (
 )
 from elephant.errors import SchemaError
 from elephant.modeling.model_info import InputInfo, ModelInfo, OutputInfo
-from elephant.spark.column_selection import element_type, with_classes
+from elephant.spark.column_selection import common_loss_shape, element_type, with_classes
 from elephant.spark.column_types import nest_of_targets
 
 _LEFT_OUT = -1
@@ -88,11 +88,25 @@ def label_column(leaf: Any, output: OutputInfo, floatx: str, role: str, title: s
     )
 
 
-def weight_column(leaf: Any, floatx: str, role: str, title: str) -> RecordColumn:
-    """Returns the column of the sample weights of one output, or of all."""
-    if _numbers(leaf, title).ndim:
-        raise SchemaError(f"{title}: expected one number per record. Received: {leaf!r}.")
-    return RecordColumn(Field(role, (title,), floatx, SCALAR), ())
+def weight_column(leaf: Any, outputs: Sequence[OutputInfo], floatx: str, role: str, title: str) -> RecordColumn:
+    """Returns the column of the sample weights of some outputs: one number for a record, or one for each of its losses.
+
+    Args:
+        outputs: The one that is weighted, or all.
+    """
+    array = _numbers(leaf, title)
+    if array.ndim == 0:
+        return RecordColumn(Field(role, (title,), floatx, SCALAR), ())
+    shape = common_loss_shape(outputs, title)
+    if shape == ():
+        raise SchemaError(
+            f"{title}: expected one number per record, because the loss has one value of each. Received: {leaf!r}."
+        )
+    if shape is None and any(len(output.shape or ()) > 1 and output.shape[0] is None for output in outputs):
+        shape = (None, *array.shape[1:])
+    if shape is not None and shape[0] is None and None not in shape[1:]:
+        return _ragged(array, role, title, floatx, shape)
+    return RecordColumn(Field(role, (title,), floatx, DENSE, _fitting(shape, array.shape, title)), array.shape)
 
 
 def _ragged(array: np.ndarray, role: str, title: str, dtype: str, shape: tuple[int | None, ...]) -> RecordColumn:
@@ -322,9 +336,11 @@ def _without_uncompared(value: Any, facts: ModelInfo) -> Any:
 def _weights(value: Any, facts: ModelInfo) -> _Part:
     if value is None:
         return _Part()
-    if not isinstance(value, (dict, tuple, list)):
-        return _Part([weight_column(value, facts.dtype, WEIGHT, "weight")], 0, 0)
-    names = [output.name for output in facts.outputs if output.has_loss]
+    compared = [output for output in facts.outputs if output.has_loss]
+    names = [output.name for output in compared]
+    is_of_all = not isinstance(value, (dict, tuple, list)) or (_is_list_of_numbers(value) and len(names) <= 1)
+    if is_of_all:
+        return _Part([weight_column(value, compared or facts.outputs, facts.dtype, WEIGHT, "weight")], 0, 0)
     matched = _matched(value, 0, names)
     if matched is None:
         raise SchemaError(
@@ -333,8 +349,8 @@ def _weights(value: Any, facts: ModelInfo) -> _Part:
         )
     found, leaves = matched
     columns = [
-        weight_column(leaf, facts.dtype, role_of(WEIGHT, place), _title("weight", name, len(names)))
-        for place, (leaf, name) in enumerate(zip(leaves, names, strict=True))
+        weight_column(leaf, [output], facts.dtype, role_of(WEIGHT, place), _title("weight", output.name, len(names)))
+        for place, (leaf, output) in enumerate(zip(leaves, compared, strict=True))
     ]
     return _Part(columns, found, _like_outputs(names, facts))
 

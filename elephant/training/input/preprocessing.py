@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from elephant.data.ragged import Values
-from elephant.data.schema import RAGGED, DataSchema, Field, Nest, RowSpec, TensorSpec, pack
+from elephant.data.schema import RAGGED, SCALAR, DataSchema, Field, Nest, RowSpec, TensorSpec, pack
 from elephant.data.shard import Shard
 from elephant.errors import DataError, SchemaError, UnsupportedError
 from elephant.training.input.user_batches import as_array, fitted, label_type, natural_shapes, user_array
@@ -141,8 +141,9 @@ class Preprocessing:
         array = as_array(self._value(field, name, merged, given))
         first_label = len(self._target.inputs)
         first_weight = first_label + len(self._target.labels)
-        if place >= first_weight:
-            field = replace(field, shape=())
+        if place >= first_weight and field.kind == SCALAR:
+            # A function may make several weights of one.
+            field = replace(field, shape=() if array.shape[1:] in ((), (1,)) else None)
         elif place >= first_label and self._settled is None:
             # What a label looks like is for the function, and for the loss, to say.
             shape = None if array.ndim == 1 and field.kind != RAGGED else field.shape

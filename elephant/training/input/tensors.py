@@ -81,8 +81,14 @@ def blank_batch(schema: DataSchema, row_shapes: Mapping[str, Sequence[int]]) -> 
     values = list(shard.zeros(1))
     # A weight of zero would leave some metrics without a result.
     for place in range(len(values) - len(schema.weights), len(values)):
-        values[place] = np.ones(1, schema.batch_fields[place].dtype)
+        values[place] = _ones_like(values[place])
     return Tensors(shard).of(values)
+
+
+def _ones_like(values: Values) -> Values:
+    if isinstance(values, RaggedArray):
+        return RaggedArray(values.offsets, tuple(np.ones_like(buffer) for buffer in values.buffers))
+    return np.ones_like(values)
 
 
 def _classes(labels: np.ndarray) -> np.ndarray:

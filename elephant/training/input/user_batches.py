@@ -11,6 +11,7 @@ import numpy as np
 
 from elephant.data.ragged import RaggedArray, Values, dense, strings
 from elephant.data.schema import DENSE, RAGGED, SPARSE, TEXT, WEIGHT, Field
+from elephant.data.to_numpy import refuse_bad_weights
 from elephant.errors import DataError
 
 Shape = tuple[int, ...]
@@ -92,13 +93,16 @@ def fitted(field: Field, value: Any, num_rows: int, name: str) -> tuple[Field, V
     if field.kind == TEXT:
         return _fitted_text(field, array, name)
     if field.kind == RAGGED:
-        return _fitted_sequences(field, array, name)
+        made, sequences = _fitted_sequences(field, array, name)
+        if field.role.startswith(WEIGHT):
+            refuse_bad_weights(sequences, name, 0, whole="batch")
+        return made, sequences
     if array.dtype == object:
         array = _stacked(array, field, name)
     shape = _fitting_shape(field, array.shape[1:], array, name)
     array = _cast(field, array.reshape(num_rows, *shape), name)
     if field.role.startswith(WEIGHT):
-        _refuse_bad_weights(array, name)
+        refuse_bad_weights(array, name, 0, whole="batch")
     if field.kind == SPARSE:
         return replace(field, shape=shape), _selected_elements(array)
     return replace(field, kind=DENSE, shape=shape), array
@@ -183,15 +187,6 @@ def _cast(field: Field, array: np.ndarray, name: str) -> np.ndarray:
                 f"Received: {array.min()} to {array.max()}."
             )
     return array.astype(dtype)
-
-
-def _refuse_bad_weights(weights: np.ndarray, name: str) -> None:
-    wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
-    if len(wrong):
-        raise DataError(
-            f"{name}: expected weights that are finite and at least 0. "
-            f"Received: {weights[wrong[0]]} in row {int(wrong[0])} of the batch."
-        )
 
 
 def _fitted_text(field: Field, array: np.ndarray, name: str) -> tuple[Field, RaggedArray]:
