@@ -270,10 +270,9 @@ def require_equal_weights(model: keras.Model, collective: Communicator, epoch: i
 def share_variables(variables: Sequence[keras.Variable], collective: Communicator) -> None:
     """Gives every rank the values that variables have on rank 0."""
     for variable in variables:
-        value = np.array(keras.ops.convert_to_numpy(variable))
-        flat = np.ascontiguousarray(value).reshape(-1).view(np.uint8).copy()
-        collective.broadcast_(flat)
-        variable.assign(flat.view(value.dtype).reshape(value.shape))
+        value = np.array(keras.ops.convert_to_numpy(variable), order="C")
+        collective.broadcast_(value)
+        variable.assign(value)
 
 
 def any_rank(flag: bool, collective: Communicator) -> bool:
