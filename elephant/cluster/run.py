@@ -70,7 +70,8 @@ def run(
             or in a notebook; what it imports must be there on the executors.
         args: Its positional arguments.
         kwargs: Its arguments by name.
-        num_workers: Workers. Each needs a task slot at the same time. Without a number it is one, and a warning says so.
+        num_workers: Workers. Each needs a task slot at the same time. Without a number it is one, and a warning says
+            so.
         spark: The Spark session. Without one: the active session; under ``spark-submit`` a new
             one made by ``SparkSession.builder.getOrCreate()``; else a new one of
             `elephant.cluster.local.local_session` with ``num_workers`` executors on this machine,

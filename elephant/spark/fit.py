@@ -55,6 +55,7 @@ from elephant.training.driver_turns import SynchronousEpochs
 from elephant.training.input.preprocessing import model_rows
 from elephant.training.job import TrainingJob
 from elephant.training.server_model import ServerModel
+from elephant.training.shared_state import SharedState
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -367,7 +368,7 @@ def train_asynchronously(
         checkpoint_writer: Writes checkpoints; None makes none.
     """
     hosted = coordinates_on_executors(rows.session)
-    copies = worker_copies(job.callbacks)
+    copies = worker_copies(job.callbacks, SharedState(job.callbacks, job.model, job.preprocessing.given))
     job = replace(job, callbacks=(*job.callbacks, *job.driver_callbacks), driver_callbacks=())
     # Callbacks have their epochs on the driver, or on the rank that hosts for it.
     packages = packages_of(job.callbacks)

@@ -53,6 +53,11 @@ class BatchFunctions:
     augment: Callable[..., Any] | None = None
     target: DataSchema | None = None
 
+    @property
+    def given(self) -> list[Callable[..., Any]]:
+        """The functions that there are."""
+        return [one for one in (self.preprocess, self.augment) if one is not None]
+
 
 @dataclass(frozen=True)
 class TrainingJob:
@@ -70,6 +75,8 @@ class TrainingJob:
         driver_callbacks: More callbacks, which run on the driver whatever they look at.
         driver_reads: `NUMBERS` or `WEIGHTS`, which rank 0 tells callbacks on the driver at the ends of epochs, and
             waits for them; None where there are none.
+        outside: Variables outside of the model that callbacks on the workers share with it; see
+            `elephant.training.shared_state`. Their values come back behind the model's variables.
         traced: Whether ranks tell when each of their steps began, and what its seconds went into.
         folder_of: Opens the folders of URLs that callbacks of this process write to.
 
@@ -86,6 +93,7 @@ class TrainingJob:
     state: FitState | None = None
     driver_callbacks: tuple[keras.callbacks.Callback, ...] = ()
     driver_reads: str | None = None
+    outside: tuple[Any, ...] = ()
     traced: bool = False
     folder_of: Callable[[str], Folder] = folder_at
 

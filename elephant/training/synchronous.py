@@ -51,6 +51,7 @@ from elephant.training.input.feed import BatchFeed
 from elephant.training.input.preprocessed_shard import prepared_rows
 from elephant.training.job import Reporter, TrainingJob, mixed_policy, prepared_model, reseed, set_up_process
 from elephant.training.rank_progress import RankWeight, StepCounter, StepRuns, StepTimes
+from elephant.training.shared_state import OutsideVariables, read
 from elephant.training.traced_step import TracedStep, average_gradients, leave_loops, steps_in_runs
 from elephant.training.trials.loss_trial import LossTrial, may_couple_rows, try_out
 from elephant.training.trials.loss_watch import LossWatch
@@ -168,7 +169,7 @@ def train_rank(
             verbose=0,
         )
     if collective.rank == 0:
-        reporter.result(read_variables(model), feed.rows)
+        reporter.result([*read_variables(model), *map(read, job.outside)], feed.rows)
 
 
 def _prepared_model(
@@ -303,6 +304,8 @@ def _callbacks(
     evaluated = own if times is None else [*own, times]
     callbacks.append(GlobalEpoch(collective, plan, share, feed.validation_batches, evaluated))
     callbacks.extend(own)
+    if job.outside and collective.world_size > 1:
+        callbacks.append(OutsideVariables(job.outside, collective, own))
     remote = RemoteFiles(own)
     if remote.is_needed:
         callbacks.append(remote)
