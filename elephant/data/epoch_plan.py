@@ -31,6 +31,7 @@ class EpochPlan:
         validation_rows: Rows that each rank validates on, by rank.
         batch_size: Rows per rank and step.
         steps_per_epoch: Steps of an epoch; None means those of a pass.
+        most_steps: Steps of an epoch, and of a validation, at most; None does not limit them.
 
     Example:
         >>> plan = EpochPlan(training_rows=(5, 2), validation_rows=(0, 0), batch_size=2)
@@ -49,6 +50,7 @@ class EpochPlan:
     validation_rows: tuple[int, ...]
     batch_size: int
     steps_per_epoch: int | None = None
+    most_steps: int | None = None
 
     @property
     def world_size(self) -> int:
@@ -63,7 +65,10 @@ class EpochPlan:
     @property
     def steps(self) -> int:
         """Steps of an epoch, the same on every rank."""
-        return self.pass_steps if self.steps_per_epoch is None else self.steps_per_epoch
+        return self._limited(self.pass_steps if self.steps_per_epoch is None else self.steps_per_epoch)
+
+    def _limited(self, steps: int) -> int:
+        return steps if self.most_steps is None else min(steps, self.most_steps)
 
     def number(self, epoch: int, step: int) -> int:
         """The number over the whole fit of an epoch's step."""
@@ -91,7 +96,7 @@ class EpochPlan:
 
     def validation_steps(self, rank: int) -> int:
         """Batches that the rank validates on."""
-        return -(-self.validation_rows[rank] // self.batch_size)
+        return self._limited(-(-self.validation_rows[rank] // self.batch_size))
 
     def rows_at(self, rank: int, number: int) -> int:
         """Rows that the rank brings to the step: zero once it has run out, until the next pass."""

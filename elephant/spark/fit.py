@@ -168,6 +168,12 @@ def require_own_folder(session: SparkSession, config: FitConfig) -> None:
         require_same_fit(_options_of(manifests[-1].facts, config.checkpoint_path), config, config.checkpoint_path)
 
 
+def remove_checkpoints(session: SparkSession, config: FitConfig) -> None:
+    """Removes the checkpoints of a fit that has ended."""
+    if config.checkpoint_path is not None:
+        CheckpointManager(checkpoint_folder(session, config.checkpoint_path)).remove()
+
+
 # What a checkpoint tells of its fit besides arrays; some of it in one mode alone.
 _FACTS = {
     "rows": dict[str, Any],

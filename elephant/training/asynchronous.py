@@ -71,7 +71,7 @@ def train_worker(
         Exception: Whatever the model or a callback raises.
     """
     # It meets nobody: other workers bring no rows to its steps.
-    plan = epoch_plan(job.config, job.schema, rank_info.num_rows, rank_info.num_marked)
+    plan = epoch_plan(job, rank_info.num_rows, rank_info.num_marked)
     if not plan.training_rows[rank_info.rank]:
         if rank_info.num_rows[rank_info.rank]:
             logger.warning("partition %d has rows for validation only: they are left out.", rank_info.rank)

@@ -204,7 +204,7 @@ class SynchronousEpochs:
         self._stops, self._rate = False, None
         with self._unshared_changes():
             if due.epoch is None:
-                self._begin(model)
+                self._begin(model, due.steps)
             logs = due.logs if due.epoch is None else self._end_epoch(due.epoch, due.logs, stopped=due.stopped)
         if self._other_rates(model) != rates:
             raise UnsupportedError(
@@ -261,7 +261,7 @@ class SynchronousEpochs:
                 self._model = prepared_model(job, rows, num_ranks=job.config.num_ranks)
         return self._model
 
-    def _begin(self, model: keras.Model) -> DriverCallbacks:
+    def _begin(self, model: keras.Model, steps: int | None) -> DriverCallbacks:
         self._own = _reserved(self.callbacks)
         for place, callback in zip(self._places, self._own, strict=True):
             self._all[place] = callback
@@ -276,6 +276,7 @@ class SynchronousEpochs:
             model,
             self.callbacks,
             epochs=self._job.config.epochs,
+            steps=steps,
             state=state,
             refresh=self._refresh,
             set_rate=self._set_rate,
@@ -331,7 +332,7 @@ class SynchronousEpochs:
         if self._callbacks is None:
             write_variables(model, variables)
             with self._unshared_changes():
-                callbacks = self._begin(model)
+                callbacks = self._begin(model, None)
                 for ended in epochs:
                     callbacks.stopped = False
                     self._end_epoch(ended.epoch, dict(ended.logs), stopped=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import keras
@@ -15,7 +15,7 @@ from elephant.checkpoint.state import FitState
 from elephant.config import FitConfig
 from elephant.data.epoch_plan import EpochPlan, random_state, split_validation
 from elephant.data.schema import RAGGED, DataSchema, RowSpec
-from elephant.errors import ConfigurationError
+from elephant.errors import ConfigurationError, warn_user
 from elephant.modeling.model_spec import ModelSpec
 from elephant.modeling.variables import (
     BFLOAT16,
@@ -77,6 +77,7 @@ class TrainingJob:
             waits for them; None where there are none.
         outside: Variables outside of the model that callbacks on the workers share with it; see
             `elephant.training.shared_state`. Their values come back behind the model's variables.
+        most_steps: Steps of an epoch at most: the limit that Keras has on the driver; None where it has none.
         traced: Whether ranks tell when each of their steps began, and what its seconds went into.
         folder_of: Opens the folders of URLs that callbacks of this process write to.
 
@@ -94,6 +95,7 @@ class TrainingJob:
     driver_callbacks: tuple[keras.callbacks.Callback, ...] = ()
     driver_reads: str | None = None
     outside: tuple[Any, ...] = ()
+    most_steps: int | None = field(default_factory=lambda: _limit_of_keras("max_steps_per_epoch"))
     traced: bool = False
     folder_of: Callable[[str], Folder] = folder_at
 
@@ -118,6 +120,21 @@ class TrainingJob:
     def model_schema(self) -> DataSchema:
         """Schema of the model's input: another one than the rows' where these are preprocessed."""
         return self.schema if self.preprocessing.target is None else self.preprocessing.target
+
+
+def _limit_of_keras(name: str) -> int | None:
+    # Not in every Keras 3.
+    limit: int | None = getattr(keras.config, name, lambda: None)()
+    return limit or None
+
+
+def limited(config: FitConfig) -> FitConfig:
+    """Returns the options of a fit with no more epochs than ``keras.config.max_epochs()`` allows, and warns of it."""
+    most = _limit_of_keras("max_epochs")
+    if most is None or config.epochs <= most:
+        return config
+    warn_user(f"keras.config.max_epochs() limits the fit to {most} of {config.epochs} epochs.")
+    return replace(config, epochs=most)
 
 
 class ExchangeCounts(Protocol):
@@ -155,8 +172,9 @@ class Reporter(StepReporter, Protocol):
         """Training has ended; these are the model's variables."""
 
 
-def epoch_plan(config: FitConfig, schema: DataSchema, num_rows: Sequence[int], num_marked: Sequence[int]) -> EpochPlan:
+def epoch_plan(job: TrainingJob, num_rows: Sequence[int], num_marked: Sequence[int]) -> EpochPlan:
     """Returns the plan that all ranks compute alike from each other's row counts."""
+    config, schema = job.config, job.schema
     by_column = schema.validation is not None
     validation = tuple(num_marked) if by_column else split_validation(num_rows, config.validation_fraction)
     training = tuple(rows - kept for rows, kept in zip(num_rows, validation, strict=True))
@@ -165,6 +183,7 @@ def epoch_plan(config: FitConfig, schema: DataSchema, num_rows: Sequence[int], n
         validation_rows=validation,
         batch_size=config.rank_batch_size,
         steps_per_epoch=config.steps_per_epoch,
+        most_steps=job.most_steps,
     )
 
 

@@ -29,6 +29,7 @@ _OF_FIT = ("_model", "params", "validation_data")
 # Instances of these packages are looked into; of others, a user's variable is not a part.
 _OPEN = ("keras", "elephant")
 _MOST_NAMED = 3
+_WITH_WEIGHTS = (keras.layers.Layer, keras.optimizers.Optimizer)
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,12 @@ def is_variable(thing: object) -> bool:
     )
 
 
-def reached_from(roots: Iterable[Any]) -> dict[Hashable, Any]:
+def reached_from(roots: Iterable[Any], *, closed: tuple[type, ...] = ()) -> dict[Hashable, Any]:
     """Returns all that the user's own code in some objects can reach and change, by identity.
 
     Args:
         roots: Callbacks, functions, models. A callback's model, which a fit has given it, is none of its own.
+        closed: Instances of these are not looked into.
     """
     found: dict[Hashable, Any] = {}
     seen: dict[int, Any] = {}
@@ -70,7 +72,8 @@ def reached_from(roots: Iterable[Any]) -> dict[Hashable, Any]:
             continue
         if _is_changeable(thing):
             found[id(thing)] = thing
-        left.extend(_parts(thing))
+        if not isinstance(thing, closed):
+            left.extend(_parts(thing))
     return found
 
 
@@ -189,6 +192,8 @@ class SharedState:
         self._given = {key: thing for key, thing in own.items() if key not in self._travels}
         self._callbacks = callbacks
         self._reached = [reached_from([callback]) for callback in callbacks]
+        # A loss and a callback may use the same model, as one that finds features, and not change it.
+        self._direct = [reached_from([callback], closed=_WITH_WEIGHTS) for callback in callbacks]
 
     def is_shared(self, place: int) -> bool:
         """Returns whether what a callback sets is seen by what travels: a variable of both, or the callback itself."""
@@ -196,19 +201,16 @@ class SharedState:
 
     def outside(self, place: int) -> list[Any]:
         """Returns the variables that a callback and what travels both reach; they travel together, and stay one."""
-        return [thing for thing in self._both(place, self._travels) if is_variable(thing)]
+        return [thing for key, thing in self._direct[place].items() if key in self._travels and is_variable(thing)]
 
     def of_model(self, place: int) -> list[Any]:
         """Returns the variables of the given model that a callback reaches by a way of its own: no rank has these."""
-        return [thing for thing in self._both(place, self._given) if is_variable(thing)]
+        return [thing for key, thing in self._reached[place].items() if key in self._given]
 
     def changeable(self, place: int) -> dict[Hashable, Any]:
         """Returns all that the callback and the model both reach, of which a change on the driver stays there."""
         both = {**self._travels, **self._given}
         return {key: thing for key, thing in self._reached[place].items() if key in both}
-
-    def _both(self, place: int, others: Mapping[Hashable, Any]) -> Iterator[Any]:
-        return (thing for key, thing in self._reached[place].items() if key in others)
 
 
 def read(variable: Any) -> np.ndarray:
@@ -271,7 +273,7 @@ def contents_of(things: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
 
 def _content(thing: Any) -> Any:
     if is_variable(thing):
-        return read(thing).tobytes()
+        return zlib.crc32(read(thing).tobytes())
     if isinstance(thing, np.ndarray):
         return thing.shape, thing.dtype.str, thing.dtype.hasobject or zlib.crc32(np.ascontiguousarray(thing).data)
     if isinstance(thing, _Binding):

@@ -43,6 +43,8 @@ from elephant.training.callbacks import (
     StepProgress,
     any_rank,
     callbacks_of_rank,
+    may_stop_in_batches,
+    require_averaged_weights,
     share_variables,
 )
 from elephant.training.checkpoints import CheckpointCallback, restore
@@ -152,6 +154,7 @@ def train_rank(
     model = _prepared_model(job, feed, plan, collective, ahead)
     batches = feed.training_batches(first_epoch=job.first_epoch)
     build_metrics(model, batches)
+    require_averaged_weights(model, job.callbacks)
     share, stop = RankWeight(plan, collective.rank), StopSignal()
     with changes.own_errors(), _averaged_gradients(model, job, feed, collective, share, stop, ahead) as trial:
         callbacks = _callbacks(job, feed, plan, collective, share, stop, reporter)
@@ -310,10 +313,14 @@ def _callbacks(
     if remote.is_needed:
         callbacks.append(remote)
     callbacks.append(StepProgress(reporter, plan, rank, feed, collective))
-    callbacks.append(CollectiveStop(collective, stop, reporter if job.driver_reads is None else None, share))
+    # Ranks that train alone do not meet after each step.
+    asks = not local and may_stop_in_batches(job.callbacks)
+    callbacks.append(CollectiveStop(collective, stop, reporter if job.driver_reads is None else None, share, asks=asks))
     if job.driver_reads is not None:
         wait_s = config.timeouts.collective_s / 2
-        callbacks.append(DriverTurn(collective, reporter, told=job.driver_reads, feed=feed, wait_s=wait_s))
+        callbacks.append(
+            DriverTurn(collective, reporter, told=job.driver_reads, steps=plan.steps, feed=feed, wait_s=wait_s)
+        )
     if config.checkpoint_path is not None or job.state is not None:
         callbacks.append(CheckpointCallback(job, collective, reporter, own=own, rows=feed.rows))
     return callbacks if times is None else times.around(callbacks)

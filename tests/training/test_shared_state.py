@@ -1,5 +1,6 @@
 """Variables and objects that a callback shares with the model, against one process of Keras."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import keras
@@ -26,6 +27,7 @@ def due(epoch, model):
     return CallbacksDue(
         rank=0,
         epoch=epoch,
+        steps=4,
         logs={"loss": 1.0},
         stopped=False,
         learning_rate=0.05,
@@ -119,6 +121,30 @@ def test_callbacks_when_they_reach_what_the_loss_reaches_then_run_on_the_workers
     turns = epochs_of(model, [callback, Sees(), held, keras.callbacks.CSVLogger("log.csv")])
     assert [type(one).__name__ for one in turns.callbacks] == ["Sees", "CSVLogger"]
     assert turns.job_of_ranks().outside == (alpha,)
+
+
+def test_callback_when_it_and_the_loss_use_the_same_layer_then_stays_on_the_driver_and_may_not_change_it():
+    features = keras.layers.Dense(2)
+    features.build((None, 1))
+
+    def perceived(y_true, y_pred):
+        return keras.ops.mean(keras.ops.square(features(y_true) - features(y_pred)), axis=-1)
+
+    def scale(factor):
+        return keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda epoch, logs: features.kernel.assign(features.kernel * factor)
+        )
+
+    model = model_with(perceived)
+    for factor in (1.0, 2.0):
+        turns = epochs_of(model, [scale(factor)])
+        assert len(turns.callbacks) == 1 and turns.job_of_ranks().outside == ()
+        turns.take_turn(due(None, model))
+        with (
+            pytest.raises(UnsupportedError, match="a change of the variable 'kernel'") if factor > 1 else nullcontext()
+        ):
+            turns.take_turn(due(0, model))
+        turns.close()
 
 
 def test_callback_when_the_loss_reads_it_then_runs_on_the_workers():
