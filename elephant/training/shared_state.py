@@ -144,7 +144,7 @@ def _of_function(function: types.FunctionType) -> Iterator[Any]:
     yield from (function.__closure__, function.__defaults__, function.__kwdefaults__, vars(function))
     yield from (
         _Binding(function.__globals__, name)
-        for name in _global_names(function.__code__)
+        for name in sorted(_global_names(function.__code__))
         if name in function.__globals__
     )
 
@@ -211,6 +211,35 @@ class SharedState:
         """Returns all that the callback and the model both reach, of which a change on the driver stays there."""
         both = {**self._travels, **self._given}
         return {key: thing for key, thing in self._reached[place].items() if key in both}
+
+
+def outside_here(
+    travelled: Sequence[Any], callbacks: Sequence[keras.callbacks.Callback], source: ModelSpec, functions: Sequence[Any]
+) -> tuple[Any, ...]:
+    """Returns, on a rank, the variables that callbacks share with the model there, in the order of the driver's.
+
+    What functions of the main script reach has come with them. What those of a module reach is in the module, which
+    was imported here, and the variable that has come is a copy beside it.
+
+    Args:
+        travelled: The variables as they have come.
+    """
+    if not travelled:
+        return ()
+    shared = SharedState(callbacks, source, functions)
+    found = {id(one): one for place in range(len(callbacks)) for one in shared.outside(place)}
+    come = {id(one) for one in travelled}
+    of_modules = [one for key, one in found.items() if key not in come]
+    missing = [one for one in travelled if id(one) not in found]
+    if list(map(_form, missing)) != list(map(_form, of_modules)):
+        return tuple(travelled)
+    replaced = dict(zip(map(id, missing), of_modules, strict=True))
+    return tuple(replaced.get(id(one), one) for one in travelled)
+
+
+def _form(variable: Any) -> tuple[Any, ...]:
+    value = read(variable)
+    return value.shape, value.dtype.str
 
 
 def read(variable: Any) -> np.ndarray:

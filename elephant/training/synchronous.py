@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -53,7 +54,7 @@ from elephant.training.input.feed import BatchFeed
 from elephant.training.input.preprocessed_shard import prepared_rows
 from elephant.training.job import Reporter, TrainingJob, mixed_policy, prepared_model, reseed, set_up_process
 from elephant.training.rank_progress import RankWeight, StepCounter, StepRuns, StepTimes
-from elephant.training.shared_state import OutsideVariables, read
+from elephant.training.shared_state import OutsideVariables, outside_here, read
 from elephant.training.traced_step import TracedStep, average_gradients, leave_loops, steps_in_runs
 from elephant.training.trials.loss_trial import LossTrial, may_couple_rows, try_out
 from elephant.training.trials.loss_watch import LossWatch
@@ -149,6 +150,8 @@ def train_rank(
     """
     overlaps = bool(job.config.bucket_bytes) or (job.config.bucket_bytes is None and collective.crosses_hosts)
     set_up_process(overlaps=overlaps)
+    outside = outside_here(job.outside, job.callbacks, job.model, job.preprocessing.given)
+    job = replace(job, outside=outside)
     shard, changes = prepared_rows(job, shard, collective, collective.rank)
     feed = BatchFeed(shard, plan, job.config, collective.rank, changes, job.class_weight)
     model = _prepared_model(job, feed, plan, collective, ahead)

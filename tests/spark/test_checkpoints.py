@@ -286,6 +286,6 @@ def test_backup_and_restore_when_it_contradicts_other_options_then_is_refused(tm
         estimator(1, callbacks=[backup], checkpointPath="/other")
     with pytest.raises(UnsupportedError, match=r"expected BackupAndRestore\(save_freq='epoch'\).*save_freq=10"):
         estimator(1, callbacks=[keras.callbacks.BackupAndRestore(str(tmp_path), save_freq=10)])
-    for options in ({"callbacks": [backup, backup]}, {"driverCallbacks": [backup]}):
+    for options in ({"callbacks": [backup, keras.callbacks.BackupAndRestore("other")]}, {"driverCallbacks": [backup]}):
         with pytest.raises(UnsupportedError, match="Pass it in callbacks of a KerasEstimator, once"):
             estimator(1, **options)

@@ -1,5 +1,7 @@
 """Variables and objects that a callback shares with the model, against one process of Keras."""
 
+import importlib
+import os
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -252,3 +254,38 @@ def test_worker_copies_when_callbacks_share_variables_then_those_of_epochs_begin
     ends = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: alpha.assign(1.0))
     with pytest.raises(UnsupportedError, match="Set it in on_epoch_begin, or use mode='synchronous'"):
         worker_copies([ends], SharedState([ends], source, []))
+
+
+MODULE = """
+import keras
+
+alpha = keras.Variable(0.0, trainable=False)
+
+
+def loss(y_true, y_pred):
+    return alpha * keras.ops.mean(keras.ops.square(y_true - y_pred), axis=-1)
+
+
+class Anneal(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        alpha.assign(0.5 * epoch)
+"""
+
+
+def test_variable_when_it_is_in_a_module_then_the_one_of_the_module_is_shared_and_comes_back(tmp_path, monkeypatch):
+    (tmp_path / "annealing_module.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("annealing_module")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    callback, data = module.Anneal(), classifier_data(ROWS)
+    history, _ = fit_local(
+        model_with(module.loss),
+        data["features"],
+        data["label"],
+        num_workers=2,
+        epochs=3,
+        batch_size=20,
+        callbacks=[callback],
+    )
+    assert history["loss"][0] == 0 and (keras.backend.backend() == "jax" or history["loss"][2] > 0.1)
+    assert float(keras.ops.convert_to_numpy(module.alpha)) == 1.0

@@ -181,7 +181,7 @@ def limits():
     if not hasattr(keras.config, "set_max_epochs"):
         pytest.skip("this Keras has no limits")
     keras.config.set_max_epochs(2)
-    keras.config.set_max_steps_per_epoch(3)
+    keras.config.set_max_steps_per_epoch(2)
     yield
     keras.config.set_max_epochs(None)
     keras.config.set_max_steps_per_epoch(None)
@@ -202,6 +202,6 @@ def test_fit_when_keras_limits_epochs_and_steps_then_does_as_one_process(limits)
 def test_plan_when_steps_are_limited_then_epochs_and_validations_have_no_more(limits):
     job = job_for(regression_model("sgd"), batch_size=2, validation_fraction=0.5)
     plan = epoch_plan(job, [20, 4], [0, 0])
-    assert plan.pass_steps == 5 and plan.steps == 3
-    assert [plan.validation_steps(rank) for rank in range(2)] == [3, 1]
-    assert [plan.rows_at(0, plan.number(1, step)) for step in range(3)] == [2, 2, 2]
+    assert plan.pass_steps == 5 and plan.steps == 2
+    assert [plan.validation_steps(rank) for rank in range(2)] == [2, 1]
+    assert [plan.rows_at(0, plan.number(1, step)) for step in range(2)] == [2, 2]
