@@ -86,7 +86,7 @@ def _is_changeable(thing: Any) -> bool:
 
 
 def _parts(thing: Any) -> Iterator[Any]:
-    """Yields what a thing holds."""
+    """Yields the things that a thing holds."""
     if is_variable(thing) or isinstance(thing, np.ndarray):
         return
     if isinstance(thing, dict):
