@@ -141,12 +141,14 @@ def fit_local(
         2
     """
     from elephant.modeling.model_spec import model_source
+    from elephant.training.callbacks import check_callbacks
     from elephant.training.driver_turns import SynchronousEpochs
-    from elephant.training.job import TrainingJob
+    from elephant.training.job import TrainingJob, limited
 
     refuse_unknown("fit_local", options, [*_OPTIONS, *_ARGUMENTS])
     given = {"num_workers": num_workers, "validation_fraction": validation_split, "use_gpu": False, "verbose": verbose}
-    config = FitConfig.of({**options, **given})
+    check_callbacks(callbacks)
+    config = limited(FitConfig.of({**options, **given}))
     source = model_source(model, custom_objects)
     schema, columns = _columns_of(x, y, source.facts.dtype)
     progress = Progress(num_workers=num_workers, epochs=config.epochs, verbose=verbose)

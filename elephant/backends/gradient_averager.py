@@ -14,7 +14,14 @@ import numpy as np
 
 from elephant.backends.lookups import BY_BATCH, UNTOLD, Places, Slices, added_up, are_equal
 from elephant.collective.communicator import Communicator
-from elephant.collective.fusion import FusedBuffer, LinkSpeed, Spec, automatic_bucket_bytes, plan_buckets
+from elephant.collective.fusion import (
+    FusedBuffer,
+    LinkSpeed,
+    Spec,
+    automatic_bucket_bytes,
+    plan_buckets,
+    require_same_specs,
+)
 from elephant.compression import reduction_for
 from elephant.net.buffers import RotatingBuffers
 from elephant.net.work_queue import WorkQueue
@@ -253,6 +260,8 @@ class GradientGroup:
         self.buckets = [
             _Bucket(positions, [specs[position] for position in positions], averager.compression) for positions in plan
         ]
+        self._specs = list(specs)
+        self._are_agreed = False
         self._filled: list[FusedBuffer] = []
         self._weight = self._waited_s = 0.0
 
@@ -266,6 +275,10 @@ class GradientGroup:
         """Takes the gradients of one bucket; buckets are submitted in order, on all ranks."""
         bucket, averager = self.buckets[number], self._averager
         if number == 0:
+            if not self._are_agreed:
+                # A buffer hides shapes: as many values of another layer would be added up in silence.
+                require_same_specs(averager.collective, self._specs, "gradients")
+                self._are_agreed = True
             self._filled, self._weight = [], averager.begin()
             self._waited_s = averager.collective.waited_s
         buffer = bucket.buffers.unused(release=release if bucket.is_large else None)

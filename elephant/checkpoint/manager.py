@@ -314,6 +314,15 @@ class CheckpointManager:
         except OSError as error:
             raise self._unreadable(error) from error
 
+    def remove(self) -> None:
+        """Removes all checkpoints of a fit that has ended, as far as the file system lets it."""
+        try:
+            # A state that nothing names is none.
+            for name in sorted(self._names(), key=lambda name: (not is_manifest(name), name)):
+                self._folder.remove(name)
+        except Exception as error:
+            logger.warning("Checkpoints in %s could not be removed: %s", self.url, error)
+
     def _require_own_files(self) -> None:
         """Raises CheckpointError where files of another fit have come, or the last ones of this one are gone."""
         names = set(self._names())

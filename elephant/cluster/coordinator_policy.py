@@ -452,6 +452,7 @@ def require_all_steps(
     epochs: int,
     batch_size: int,
     steps_per_epoch: int | None = None,
+    most_steps: int | None = None,
 ) -> None:
     """Raises TrainingError when servers lack steps of a worker at the end of a fit.
 
@@ -461,10 +462,12 @@ def require_all_steps(
         epochs: Of the fit.
         batch_size: Rows of a step.
         steps_per_epoch: Steps of an epoch; None means those of all rows.
+        most_steps: Steps of an epoch at most; None does not limit them.
     """
     for rank, started in sorted(state.started.items()):
         rows = started.training_rows
-        expected = epochs * (steps_per_epoch if steps_per_epoch and rows else -(-rows // batch_size))
+        steps = steps_per_epoch if steps_per_epoch and rows else -(-rows // batch_size)
+        expected = epochs * (steps if most_steps is None else min(steps, most_steps))
         known = positions.get(str(rank), 0)
         if known < expected:
             raise TrainingError(

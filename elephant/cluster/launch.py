@@ -228,6 +228,7 @@ class AsynchronousFit:
         from elephant.training.driver_callbacks import DriverEpochs
 
         self._config, self._model, self._servers = job.config, model, servers
+        self._most_steps = job.most_steps
         with contextlib.ExitStack() as closing:
             self._control = ControlClient(
                 servers.control_addresses,
@@ -278,6 +279,7 @@ class AsynchronousFit:
                 epochs=config.epochs,
                 batch_size=config.rank_batch_size,
                 steps_per_epoch=config.steps_per_epoch,
+                most_steps=self._most_steps,
             )
         epochs.end()
         return FitResult(

@@ -23,7 +23,7 @@ from elephant.cluster.gpu.plan import ResourcePlan, ResourceRequest
 from elephant.cluster.session import environment
 from elephant.collective import api
 from elephant.config import Timeouts
-from elephant.errors import ClusterError, ConfigurationError, brief_errors
+from elephant.errors import ClusterError, ConfigurationError, brief_errors, warn_user
 from elephant.errors import expect as _expect
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def run(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    num_workers: int = 1,
+    num_workers: int | None = None,
     spark: SparkSession | None = None,
     verbose: int | str = 1,
     timeouts: Timeouts | None = None,
@@ -70,7 +70,8 @@ def run(
             or in a notebook; what it imports must be there on the executors.
         args: Its positional arguments.
         kwargs: Its arguments by name.
-        num_workers: Workers. Each needs a task slot at the same time.
+        num_workers: Workers. Each needs a task slot at the same time. Without a number it is one, and a warning says
+            so.
         spark: The Spark session. Without one: the active session; under ``spark-submit`` a new
             one made by ``SparkSession.builder.getOrCreate()``; else a new one of
             `elephant.cluster.local.local_session` with ``num_workers`` executors on this machine,
@@ -104,11 +105,17 @@ def run(
         >>> def square_of_rank(offset):
         ...     rank = elephant.collective.rank()
         ...     return elephant.collective.allreduce(np.array([rank**2 + offset]))
-        >>> elephant.run(square_of_rank, args=(1,))
+        >>> elephant.run(square_of_rank, args=(1,), num_workers=1)
         [array([1])]
     """
     kwargs, env = {} if kwargs is None else kwargs, {} if env is None else env
     timeouts = Timeouts() if timeouts is None else timeouts
+    if num_workers is None:
+        num_workers = 1
+        warn_user(
+            "elephant.run: expected num_workers, the number of workers. Received: none, so that one worker runs the "
+            "function. Pass num_workers=N for N of them, or num_workers=1 if one is meant."
+        )
     check_call(fn, args, kwargs, num_workers, verbose, timeouts, env)
     _expect(spark is None or callable(getattr(spark, "range", None)), "spark", "a SparkSession", spark)
     request = ResourceRequest(
@@ -128,7 +135,7 @@ def run(
 
 def distributed(
     *,
-    num_workers: int = 1,
+    num_workers: int | None = None,
     spark: SparkSession | None = None,
     verbose: int | str = 1,
     timeouts: Timeouts | None = None,

@@ -68,7 +68,7 @@ class Communicator(ABC):
 
         Args:
             array: C-contiguous, writable, of dtype float16, bfloat16, float32, float64, int32 or
-                int64; any shape, with the same number of elements on every rank.
+                int64; any shape, the same one on every rank.
             op: ``"sum"``, ``"mean"`` (of floats), ``"min"`` or ``"max"``.
             codec: Encodes the float32 pieces of a sum or mean that go from host to host; the same
                 on every rank. Small arrays, other dtypes and other operations go as they are.
@@ -125,7 +125,7 @@ class Communicator(ABC):
 
         Args:
             array: C-contiguous, writable, any dtype without Python objects, with the same dtype and
-                number of elements on every rank.
+                shape on every rank.
             root: The rank whose array all receive.
 
         Raises:

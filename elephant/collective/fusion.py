@@ -7,6 +7,7 @@ computed (Li et al. 2020, "PyTorch Distributed", section 3.2).
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ import numpy as np
 
 from elephant.collective.communicator import Communicator
 from elephant.collective.operation import check_reduction, is_half
-from elephant.errors import ConfigurationError
+from elephant.errors import ConfigurationError, ProtocolError
 from elephant.net.buffers import ALIGNMENT, SharedBuffer, aligned_vector
 
 _MEGABYTE = 1 << 20
@@ -107,6 +108,27 @@ def plan_buckets(sizes: Sequence[int], bucket_bytes: int) -> list[list[int]]:
         buckets[-1].append(index)
         filled += sizes[index]
     return buckets if sizes else []
+
+
+def require_same_specs(collective: Communicator, specs: Sequence[Spec], what: str) -> None:
+    """Raises ProtocolError, on all ranks, where they would put arrays of other shapes or dtypes into one buffer.
+
+    Args:
+        specs: This rank's, in the order in which they are packed.
+        what: What they are, for the error.
+    """
+    own = "; ".join(f"{tuple(shape)} {np.dtype(dtype).name}" for shape, dtype in specs)
+    told = collective.allgather(np.frombuffer(own.encode(), np.uint8))
+    texts = [bytes(part).decode() for part in told]
+    for rank, text in enumerate(texts):
+        if text != texts[0]:
+            lists = [texts[0].split("; "), text.split("; ")]
+            first = next(at for at, pair in enumerate(itertools.zip_longest(*lists)) if pair[0] != pair[1])
+            shown = [one[first] if first < len(one) else "none" for one in lists]
+            raise ProtocolError(
+                f"Expected {what} of the same shapes and dtypes, in the same order, on all ranks. Received: number "
+                f"{first} is {shown[0]} on rank 0, and {shown[1]} on rank {rank}. Build the same model on every rank."
+            )
 
 
 class FusedBuffer(SharedBuffer):

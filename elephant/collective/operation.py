@@ -35,7 +35,7 @@ class Operation:
 
     Args:
         sequence: The number of the operation, from one; zero while the ranks connect.
-        name: Operation, dtype and size in words; all ranks must say the same.
+        name: Operation, dtype and shape in words; all ranks must say the same.
         deadline: When it must be over.
         age_s: Seconds that this rank has been in it.
 
@@ -137,6 +137,15 @@ class ReduceOp:
 def name_of(dtype: np.dtype) -> str:
     """Returns the dtype's name, which numpy takes microseconds to make."""
     return dtype.name if dtype.isnative else dtype.str
+
+
+def dimensions(array: np.ndarray) -> str:
+    """Returns an array's shape as the names of operations have it.
+
+    >>> dimensions(np.zeros((2, 3))), dimensions(np.zeros(6)), dimensions(np.zeros(()))
+    ('2x3', '6', 'one')
+    """
+    return "x".join(map(str, array.shape)) or "one"
 
 
 def is_half(dtype: np.dtype) -> bool:

@@ -29,6 +29,7 @@ from elephant.collective.operation import (
     check_allreduce,
     check_broadcast,
     check_reduce_scatter,
+    dimensions,
     is_half,
     name_of,
 )
@@ -133,7 +134,7 @@ class ProcessGroup(Communicator):
                 self._agree(operation)
                 self._route.allreduce(flat, reduction, codec, operation)
 
-        self._perform(f"allreduce {op} of {flat.size} {name_of(flat.dtype)}{encoding}", reduce)
+        self._perform(f"allreduce {op} of {dimensions(array)} {name_of(flat.dtype)}{encoding}", reduce)
 
     def reduce_scatter(self, array: np.ndarray, op: str = "sum") -> np.ndarray:
         check_reduce_scatter(array, op)
@@ -185,7 +186,7 @@ class ProcessGroup(Communicator):
                 self._agree(operation)
                 self._route.broadcast(raw, root, operation)
 
-        self._perform(f"broadcast of {array.size} {name_of(array.dtype)} from rank {root}", spread)
+        self._perform(f"broadcast of {dimensions(array)} {name_of(array.dtype)} from rank {root}", spread)
 
     def barrier(self) -> None:
         self._perform("barrier", self._exchange.agree)

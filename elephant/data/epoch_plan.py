@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import bisect
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,6 +31,7 @@ class EpochPlan:
         validation_rows: Rows that each rank validates on, by rank.
         batch_size: Rows per rank and step.
         steps_per_epoch: Steps of an epoch; None means those of a pass.
+        most_steps: Steps of an epoch, and of a validation, at most; None does not limit them.
 
     Example:
         >>> plan = EpochPlan(training_rows=(5, 2), validation_rows=(0, 0), batch_size=2)
@@ -48,13 +50,14 @@ class EpochPlan:
     validation_rows: tuple[int, ...]
     batch_size: int
     steps_per_epoch: int | None = None
+    most_steps: int | None = None
 
     @property
     def world_size(self) -> int:
         """Number of ranks."""
         return len(self.training_rows)
 
-    @property
+    @functools.cached_property
     def pass_steps(self) -> int:
         """Steps in which every row is used once, the same on every rank."""
         return max(self.own_steps(rank) for rank in range(self.world_size))
@@ -62,7 +65,10 @@ class EpochPlan:
     @property
     def steps(self) -> int:
         """Steps of an epoch, the same on every rank."""
-        return self.pass_steps if self.steps_per_epoch is None else self.steps_per_epoch
+        return self._limited(self.pass_steps if self.steps_per_epoch is None else self.steps_per_epoch)
+
+    def _limited(self, steps: int) -> int:
+        return steps if self.most_steps is None else min(steps, self.most_steps)
 
     def number(self, epoch: int, step: int) -> int:
         """The number over the whole fit of an epoch's step."""
@@ -90,7 +96,7 @@ class EpochPlan:
 
     def validation_steps(self, rank: int) -> int:
         """Batches that the rank validates on."""
-        return -(-self.validation_rows[rank] // self.batch_size)
+        return self._limited(-(-self.validation_rows[rank] // self.batch_size))
 
     def rows_at(self, rank: int, number: int) -> int:
         """Rows that the rank brings to the step: zero once it has run out, until the next pass."""
@@ -105,6 +111,22 @@ class EpochPlan:
         rows = self.training_rows[rank]
         return passes * rows + min(step * self.batch_size, rows)
 
+    def _rows_of_all(self, number: int) -> int:
+        """Returns the rows of all ranks before a step, in the time of a search: each step asks for them."""
+        passes, step = divmod(number, max(self.pass_steps, 1))
+        used_up, rows = step * self.batch_size, self._sorted_rows
+        done = bisect.bisect_right(rows, used_up)
+        return passes * self._sums[-1] + self._sums[done] + (len(rows) - done) * used_up
+
+    @functools.cached_property
+    def _sorted_rows(self) -> list[int]:
+        return sorted(self.training_rows)
+
+    @functools.cached_property
+    def _sums(self) -> list[int]:
+        """Rows of the ranks with the fewest, by how many ranks."""
+        return list(itertools.accumulate(self._sorted_rows, initial=0))
+
     def share_at(self, rank: int, number: int) -> float:
         """The rank's part of all rows of the step: the weight of its gradient in the average."""
         return self.share_between(rank, number, number + 1)
@@ -116,7 +138,7 @@ class EpochPlan:
         >>> plan.share_between(0, 0, 2), plan.share_between(1, 2, 3)
         (0.6666666666666666, 0.0)
         """
-        total = sum(self.rows_between(peer, first, last) for peer in range(self.world_size))
+        total = self._rows_of_all(last) - self._rows_of_all(first)
         return self.rows_between(rank, first, last) / total if total else 0.0
 
 

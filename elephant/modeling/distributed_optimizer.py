@@ -102,9 +102,7 @@ def broadcast_variables(variables: Sequence[Any], root: int = 0) -> None:
         if not hasattr(variable, "assign"):
             raise ConfigurationError(f"variables[{index}]: expected a variable. Received: {variable!r}.")
         value = np.array(keras.ops.convert_to_numpy(variable), order="C")
-        # Bytes, because collectives know no bfloat16 of TensorFlow's, and no scalars.
-        flat = value.reshape(-1).view(np.uint8)
-        collective.broadcast_(flat, root)
+        collective.broadcast_(value, root)
         if collective.rank != root:
             variable.assign(value)
 

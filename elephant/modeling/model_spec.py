@@ -15,6 +15,7 @@ import re
 import tempfile
 import uuid
 import warnings
+import weakref
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -54,6 +55,8 @@ from elephant.storage.filesystem import scratch_folder
 # What layers are configured with.
 _OF_LAYERS = (keras.initializers.Initializer, keras.regularizers.Regularizer, keras.constraints.Constraint)
 _CONFIG, _WEIGHTS = "config.json", "model.weights.h5"
+# Models that sources were made of, by the sources' ids, as long as the user has them.
+_given: weakref.WeakValueDictionary[str, keras.Model] = weakref.WeakValueDictionary()
 _OPTIMIZERS_OF_TORCH = "keras.src.backend.torch.optimizers."
 
 
@@ -190,17 +193,24 @@ def model_source(model: object, custom_objects: Mapping[str, Any] | None = None)
         settings = settings.suiting(model)
         with named_losses(model):
             try:
-                return _saved_source(model, settings, custom)
+                source = _saved_source(model, settings, custom)
             except ConfigurationError as error:
                 if is_of_keras(type(model)):
                     raise
-                return _taken_source(model, settings, custom, error)
+                source = _taken_source(model, settings, custom, error)
+        _given[source.source_id] = model
+        return source
     if callable(model):
         return ModelSpec(ModelInfo.of(_call_builder(model)), settings, builder=model, custom_objects=custom)
     raise ConfigurationError(
         "model: expected a compiled keras.Model, or a function without arguments that returns one. "
         f"Received: {type(model).__module__}.{type(model).__qualname__}."
     )
+
+
+def given_model(source: ModelSpec) -> keras.Model | None:
+    """Returns the user's model that a source was made of in this process, while it is there."""
+    return _given.get(source.source_id)
 
 
 def _saved_source(model: keras.Model, settings: KerasSettings, custom: dict[str, Any]) -> ModelSpec:

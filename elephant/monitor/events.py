@@ -94,6 +94,7 @@ class CallbacksDue(Event):
     """Training begins, or all ranks have ended an epoch: rank 0 waits until callbacks on the driver have run."""
 
     epoch: int | None  # from zero; None when training begins
+    steps: int  # of an epoch
     logs: dict[str, Any]  # all ranks' together
     stopped: bool  # whether callbacks on workers have ended training
     learning_rate: float | None  # None where it follows a schedule

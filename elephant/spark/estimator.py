@@ -29,12 +29,13 @@ from elephant.monitor.report import table_html
 from elephant.monitor.summary import FitSummary, rank_times
 from elephant.monitor.trace import TraceFile
 from elephant.options import BALANCED, OPTIONS, refuse_unknown
-from elephant.spark.fit import class_weights, description_of, train
+from elephant.spark.fit import class_weights, description_of, remove_checkpoints, train
 from elephant.spark.hadoop_files import write_file
 from elephant.spark.model import KerasModel
 from elephant.spark.model_files import source_of
 from elephant.spark.params import (
     TrainingParams,
+    backup_of,
     batch_functions,
     chosen_values,
     column_choice,
@@ -340,9 +341,11 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
             rows = rows_of_files(dataset, facts, choice, config, preprocessed=preprocessed)
         else:
             rows = rows_of_frame(dataset, facts, choice, preprocessed=preprocessed)
+        given = self.getOrDefault("callbacks")
+        backup = backup_of(given)
         job = TrainingJob(
             source,
-            tuple(self.getOrDefault("callbacks")),
+            tuple(one for one in given if one is not backup),
             config,
             rows.schema,
             class_weight=class_weights(
@@ -365,6 +368,8 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
                 num_workers=config.num_ranks, epochs=config.epochs, verbose=config.verbose, listeners=listeners
             )
             result = train(rows.source, job, progress)
+            if backup is not None and backup.delete_checkpoint:
+                remove_checkpoints(rows.source.session, config)
             summary = FitSummary(
                 seconds=time.monotonic() - began,
                 history=result.history,
@@ -374,7 +379,10 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
                 notes=progress.notes,
                 **about,
             )
-            listeners.fitted = self._copyValues(KerasModel.from_result(source, result, summary))
+            fitted = KerasModel.from_result(source, result, summary)
+            # As in all of Spark ML, so that params of the estimator, given to transform, are those of its model.
+            fitted._resetUid(self.uid)
+            listeners.fitted = self._copyValues(fitted)
             return listeners.fitted
 
     @brief_errors

@@ -55,6 +55,7 @@ from elephant.training.driver_turns import SynchronousEpochs
 from elephant.training.input.preprocessing import model_rows
 from elephant.training.job import TrainingJob
 from elephant.training.server_model import ServerModel
+from elephant.training.shared_state import SharedState
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -165,6 +166,12 @@ def require_own_folder(session: SparkSession, config: FitConfig) -> None:
         )
     if manifests:
         require_same_fit(_options_of(manifests[-1].facts, config.checkpoint_path), config, config.checkpoint_path)
+
+
+def remove_checkpoints(session: SparkSession, config: FitConfig) -> None:
+    """Removes the checkpoints of a fit that has ended."""
+    if config.checkpoint_path is not None:
+        CheckpointManager(checkpoint_folder(session, config.checkpoint_path)).remove()
 
 
 # What a checkpoint tells of its fit besides arrays; some of it in one mode alone.
@@ -367,7 +374,7 @@ def train_asynchronously(
         checkpoint_writer: Writes checkpoints; None makes none.
     """
     hosted = coordinates_on_executors(rows.session)
-    copies = worker_copies(job.callbacks)
+    copies = worker_copies(job.callbacks, SharedState(job.callbacks, job.model, job.preprocessing.given))
     job = replace(job, callbacks=(*job.callbacks, *job.driver_callbacks), driver_callbacks=())
     # Callbacks have their epochs on the driver, or on the rank that hosts for it.
     packages = packages_of(job.callbacks)

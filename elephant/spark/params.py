@@ -15,7 +15,7 @@ from pyspark.ml.param import Param, Params, TypeConverters
 from elephant.backends import current
 from elephant.compression import check_compression
 from elephant.config import FitConfig, Timeouts
-from elephant.errors import UnsupportedError
+from elephant.errors import ConfigurationError, UnsupportedError
 from elephant.modeling.model_info import ModelInfo
 from elephant.monitor.listeners import FitListener
 from elephant.options import (
@@ -41,7 +41,7 @@ from elephant.spark.column_selection import ColumnSelection
 from elephant.spark.model_files import source_of
 from elephant.training.callbacks import check_callbacks
 from elephant.training.driver_callbacks import check_asynchronous_callbacks
-from elephant.training.job import BatchFunctions
+from elephant.training.job import BatchFunctions, limited
 
 _P = TypeVar("_P", bound=Params)
 # Of a value, where a stage is shown.
@@ -106,7 +106,7 @@ def to_class_weight(value: Any) -> dict[int, float] | str:
 def to_callbacks(value: Any) -> list[keras.callbacks.Callback]:
     """Returns Keras callbacks as a list; raises when it holds one that cannot run on workers."""
     callbacks = list(value) if isinstance(value, Iterable) else [value]
-    check_callbacks(callbacks)
+    check_callbacks([one for one in callbacks if not isinstance(one, keras.callbacks.BackupAndRestore)])
     return callbacks
 
 
@@ -263,11 +263,36 @@ def fit_config(stage: Params) -> FitConfig:
     """Returns the options of a fit, checked; raises ConfigurationError or UnsupportedError."""
     given = values_of(stage, ROWS, FIT, SERVERS)
     check_pairs(given, ROWS)
-    config = FitConfig.of(vars(values_of(stage, FIT, SERVERS)))
+    config = limited(FitConfig.of(vars(values_of(stage, FIT, SERVERS))))
+    backup = backup_of(given.callbacks)
+    if backup is not None:
+        config = _backed_up(config, backup)
     facts = stage.getOrDefault("model").facts
-    callbacks = [*given.callbacks, *(one for one in given.driver_callbacks if not isinstance(one, FitListener))]
+    own = (one for one in given.callbacks if one is not backup)
+    callbacks = [*own, *(one for one in given.driver_callbacks if not isinstance(one, FitListener))]
     check_fit(config, facts, callbacks, replacing="learningRate", scaling="scaleLearningRate")
     return config
+
+
+def backup_of(callbacks: Sequence[keras.callbacks.Callback]) -> keras.callbacks.BackupAndRestore | None:
+    """Returns the first callback that stands for checkpoints of the fit."""
+    return next((one for one in callbacks if isinstance(one, keras.callbacks.BackupAndRestore)), None)
+
+
+def _backed_up(config: FitConfig, backup: keras.callbacks.BackupAndRestore) -> FitConfig:
+    """Returns the options of a fit that makes the checkpoints that a callback asks for."""
+    folder = os.fspath(backup.backup_dir)
+    if backup.save_freq != "epoch":
+        raise UnsupportedError(
+            "callbacks: expected BackupAndRestore(save_freq='epoch'): checkpoints are of whole epochs. Received: "
+            f"save_freq={backup.save_freq!r}."
+        )
+    if config.checkpoint_path not in (None, folder):
+        raise ConfigurationError(
+            f"checkpointPath: expected none, or the folder of BackupAndRestore, {folder}. Received: "
+            f"{config.checkpoint_path}. Leave one of the two out."
+        )
+    return replace(config, checkpoint_path=folder, resume=True)
 
 
 def check_fit(

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from elephant.data.epoch_plan import EpochPlan
+from elephant.errors import UnsupportedError
 from elephant.modeling.sync_batch_norm import momenta, steps_of_all
 from elephant.modeling.variables import assign_flat, flatten, metric_variables, moving_statistics
 from elephant.monitor.events import EpochPart
@@ -19,6 +20,7 @@ from elephant.training.job import StepReporter, as_numbers
 from elephant.training.process_pipe import begin_step
 from elephant.training.push_strategies import WorkerExchange
 from elephant.training.rank_progress import TrainingPosition
+from elephant.training.shared_state import SharedState
 
 
 class WorkerReporter(StepReporter, Protocol):
@@ -46,9 +48,24 @@ def listens_to_batches(callback: keras.callbacks.Callback) -> bool:
     return not isinstance(callback, WRITERS) and listens(callback, *BATCH_EVENTS)
 
 
-def worker_copies(callbacks: Sequence[keras.callbacks.Callback]) -> tuple[keras.callbacks.Callback, ...]:
-    """Returns copies of those callbacks that run on workers, without the model that they had in another fit."""
-    copies = tuple(copy.copy(callback) for callback in callbacks if listens_to_batches(callback))
+def worker_copies(
+    callbacks: Sequence[keras.callbacks.Callback], shared: SharedState | None = None
+) -> tuple[keras.callbacks.Callback, ...]:
+    """Returns copies of those callbacks that run on workers, without the model that they had in another fit.
+
+    Raises:
+        UnsupportedError: One sets a variable that the model uses too, at an event that workers do not hear of.
+    """
+    places = {place for place in range(len(callbacks)) if shared is not None and shared.is_shared(place)}
+    for callback in (callbacks[place] for place in places):
+        if listens(callback, "on_epoch_end") or isinstance(callback, WRITERS):
+            raise UnsupportedError(
+                f"callbacks: expected {type(callback).__name__}, which shares a variable with the model, to set it at "
+                "the begin of an epoch or in a batch. Received: one with an on_epoch_end, which runs on the driver, "
+                "while the variable is on the workers. Set it in on_epoch_begin, or use mode='synchronous'."
+            )
+    here = (one for place, one in enumerate(callbacks) if place in places or listens_to_batches(one))
+    copies = tuple(map(copy.copy, here))
     for one in copies:
         one._model = None
     return copies

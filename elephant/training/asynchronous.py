@@ -23,7 +23,7 @@ from elephant.modeling.push_hook import PushHook, check_gradient_push
 from elephant.modeling.variables import build_metrics, layout_of
 from elephant.monitor.events import EpochPart
 from elephant.parameter_server.protocol import check_encoding
-from elephant.training.async_callbacks import BatchEvents, WorkerEpochs, WorkerReporter, WorkerSteps, listens_to_batches
+from elephant.training.async_callbacks import BatchEvents, WorkerEpochs, WorkerReporter, WorkerSteps
 from elephant.training.callbacks import StepProgress
 from elephant.training.input.feed import BatchFeed
 from elephant.training.input.preprocessed_shard import prepared_rows
@@ -71,7 +71,7 @@ def train_worker(
         Exception: Whatever the model or a callback raises.
     """
     # It meets nobody: other workers bring no rows to its steps.
-    plan = epoch_plan(job.config, job.schema, rank_info.num_rows, rank_info.num_marked)
+    plan = epoch_plan(job, rank_info.num_rows, rank_info.num_marked)
     if not plan.training_rows[rank_info.rank]:
         if rank_info.num_rows[rank_info.rank]:
             logger.warning("partition %d has rows for validation only: they are left out.", rank_info.rank)
@@ -121,7 +121,7 @@ class _Worker:
         # A step that meets a restarted server raises, and is taken again.
         current().keep_state(self._model)
         self._exchange = self._exchange_for(rank_info, None if ahead is None else ahead.hook)
-        own = [callback for callback in job.callbacks if listens_to_batches(callback)]
+        own = list(job.callbacks)
         progress = StepProgress(reporter, plan, partition, self._feed, self._exchange)
         times = None
         if job.traced:

@@ -46,6 +46,7 @@ from elephant.storage.folder import Folder, folder_at
 from elephant.training.input.feed import BatchFeed
 from elephant.training.job import WEIGHTS, ExchangeCounts, Reporter, StepReporter, as_numbers
 from elephant.training.rank_progress import RankWeight
+from elephant.training.warmup import LearningRateWarmup
 
 # Where Keras' callbacks keep the paths that they write to.
 _ATTRIBUTES = ("filepath", "filename", "log_dir")
@@ -270,10 +271,9 @@ def require_equal_weights(model: keras.Model, collective: Communicator, epoch: i
 def share_variables(variables: Sequence[keras.Variable], collective: Communicator) -> None:
     """Gives every rank the values that variables have on rank 0."""
     for variable in variables:
-        value = np.array(keras.ops.convert_to_numpy(variable))
-        flat = np.ascontiguousarray(value).reshape(-1).view(np.uint8).copy()
-        collective.broadcast_(flat)
-        variable.assign(flat.view(value.dtype).reshape(value.shape))
+        value = np.array(keras.ops.convert_to_numpy(variable), order="C")
+        collective.broadcast_(value)
+        variable.assign(value)
 
 
 def any_rank(flag: bool, collective: Communicator) -> bool:
@@ -292,8 +292,9 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
             )
         if isinstance(callback, keras.callbacks.BackupAndRestore):
             raise UnsupportedError(
-                "callbacks: BackupAndRestore would resume one rank at another epoch than the rest. Leave it out, and "
-                "pass checkpointPath, where the fit leaves checkpoints, and resume=True to go on from the last one."
+                "callbacks: BackupAndRestore would resume one rank at another epoch than the rest. Pass it in "
+                "callbacks of a KerasEstimator, once, which makes checkpoints in its folder and goes on from them. Or "
+                "leave it out, and pass checkpointPath, and resume=True to go on from the last checkpoint."
             )
 
 
@@ -342,6 +343,27 @@ def callbacks_of_rank(callbacks: Sequence[keras.callbacks.Callback], rank: int) 
         if isinstance(callback, _TALKERS):
             callback.verbose = 0
     return own
+
+
+def may_stop_in_batches(callbacks: Sequence[keras.callbacks.Callback]) -> bool:
+    """Returns whether one of the callbacks may ask to stop after a step; all of a fit's, so that ranks decide alike.
+
+    >>> may_stop_in_batches([keras.callbacks.EarlyStopping()]), may_stop_in_batches([keras.callbacks.TerminateOnNaN()])
+    (False, True)
+    """
+    events = [event for event in BATCH_EVENTS if "test" not in event]
+    return any(listens(one, *events) and type(one) not in (*WRITERS, LearningRateWarmup) for one in callbacks)
+
+
+def require_averaged_weights(model: keras.Model, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+    """Raises ConfigurationError where a callback swaps in averages of weights, and no optimizer makes any."""
+    swaps = any(isinstance(callback, keras.callbacks.SwapEMAWeights) for callback in callbacks)
+    if swaps and not any(getattr(part, "use_ema", False) for part in parts_of(model.optimizer)):
+        raise ConfigurationError(
+            "callbacks: expected an optimizer with use_ema=True for SwapEMAWeights, which swaps in its averages of "
+            f"weights. Received: {model.optimizer.name!r} with use_ema=False. Pass use_ema=True to the optimizer, or "
+            "leave the callback out."
+        )
 
 
 class IdleSteps(keras.callbacks.Callback):
@@ -404,6 +426,7 @@ class GlobalEpoch(keras.callbacks.Callback):
         self._share = share
         self._validation_batches = validation_batches
         self._callbacks = _TestCallbacks(list(callbacks))
+        self._logs: dict[str, Any] = {}
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         logs = {} if logs is None else logs
@@ -414,6 +437,12 @@ class GlobalEpoch(keras.callbacks.Callback):
         if sum(self._plan.validation_rows):
             results = self._validate()
             logs.update({f"val_{name}": value for name, value in results.items()})
+        self._logs = dict(logs)
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        # Keras ends training with what it knows itself: the numbers of this rank, without validation.
+        if logs is not None:
+            logs.update(self._logs)
 
     def _validate(self) -> dict[str, Any]:
         steps = self._plan.validation_steps(self._collective.rank)
@@ -534,15 +563,17 @@ class DriverTurn(keras.callbacks.Callback):
 
     Args:
         told: `TrainingJob.driver_reads`.
+        steps: Steps of an epoch.
         feed: Says what one row of the model's input is.
         reporter: Asked by rank 0.
         wait_s: How long other ranks may wait for rank 0 until they hear that it still waits.
     """
 
     def __init__(
-        self, collective: Communicator, reporter: Reporter, *, told: str, feed: BatchFeed, wait_s: float
+        self, collective: Communicator, reporter: Reporter, *, told: str, steps: int, feed: BatchFeed, wait_s: float
     ) -> None:
         super().__init__()
+        self._steps = steps
         self._collective = collective
         self._reporter = reporter
         self._told = told
@@ -587,6 +618,7 @@ class DriverTurn(keras.callbacks.Callback):
         return CallbacksDue(
             rank=0,
             epoch=epoch,
+            steps=self._steps,
             logs=logs,
             stopped=bool(self.model.stop_training),
             learning_rate=constant_rate(self.model),
@@ -600,18 +632,27 @@ class DriverTurn(keras.callbacks.Callback):
 class CollectiveStop(keras.callbacks.Callback):
     """Lets all ranks stop together when a callback of any rank asks for it, and reports the epoch.
 
-    A request in mid-epoch travels with the gradients or weights that the ranks exchange next, so
+    Where a callback may ask for it after a step, the ranks ask each other after each. Else a request in mid-epoch,
+    of a step of the model's own, travels with the gradients or weights that the ranks exchange next, so
     that no rank is left alone in an allreduce: with gradients, the fit stops one step later than
     one process would, or two where devices reduce them.
 
     Args:
+        asks: Whether a callback may ask after a step; the same on all ranks.
         reporter: Told of every epoch by rank 0; None where the driver hears of epochs by `DriverTurn`.
     """
 
     def __init__(
-        self, collective: Communicator, stop: StopSignal, reporter: Reporter | None, share: RankWeight
+        self,
+        collective: Communicator,
+        stop: StopSignal,
+        reporter: Reporter | None,
+        share: RankWeight,
+        *,
+        asks: bool,
     ) -> None:
         super().__init__()
+        self._asks = asks
         self._share = share
         self._collective = collective
         self._stop = stop
@@ -622,6 +663,8 @@ class CollectiveStop(keras.callbacks.Callback):
         if self._collective.world_size > 1:
             if not self._share.is_idle:
                 self._stop.requested = self._stop.requested or self._model.stop_training
+            if self._asks:
+                self._stop.agreed = any_rank(self._stop.requested, self._collective)
             self._model.stop_training = self._stop.agreed
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

@@ -36,6 +36,7 @@ from elephant.modeling.variables import (
     write_variables,
 )
 from elephant.training.job import TrainingJob, as_numbers
+from elephant.training.shared_state import assign, read
 from elephant.training.warmup import LearningRateWarmup
 
 logger = logging.getLogger(__name__)
@@ -189,6 +190,8 @@ class CheckpointCallback(keras.callbacks.Callback):
         restore_states([pair for pair in pairs if id(pair[0]) in self._own], state.arrays)
         # Callbacks have begun as if training did: some change the learning rate then.
         restore_optimizers(self.model, state, self._job, self._collective)
+        for variable, value in zip(self._job.outside, state.group("outside"), strict=False):
+            assign(variable, value)
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         # Not before: on PyTorch, what reads the batches draws from it when it begins.
@@ -210,6 +213,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         states, of_callbacks = states_of(self._job.callbacks)
         others = optimizers_of(self.model)[1:]
         arrays = {**named("model", read_variables(self.model)), **own, **of_callbacks}
+        arrays |= named("outside", [read(variable) for variable in self._job.outside])
         arrays |= named("scale", read_values(added_scale(self.model.optimizer)))
         for index, optimizer in enumerate(others):
             arrays |= named(f"optimizer/{index}", read_values(optimizer.variables))

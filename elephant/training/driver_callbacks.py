@@ -164,6 +164,7 @@ class DriverCallbacks:
     """Tells the user's own callback objects about epochs, and does what they ask for.
 
     Args:
+        steps: Steps of an epoch; None where each worker has a number of its own.
         state: What the fit goes on from; None begins it.
         folder_of: Opens the folders of URLs that they write to.
 
@@ -177,6 +178,7 @@ class DriverCallbacks:
         callbacks: Sequence[keras.callbacks.Callback],
         *,
         epochs: int,
+        steps: int | None = None,
         state: FitState | None = None,
         refresh: Callable[[keras.Model], None],
         set_rate: Callable[[float], None],
@@ -194,9 +196,8 @@ class DriverCallbacks:
         self._remote = RemoteFiles(callbacks, folder_of)
         self._last = _LastOfAll()
         self._appending: list[tuple[keras.callbacks.CSVLogger, bool]] = []
-        # The numbers of steps are each worker's own.
         self._callbacks = keras.callbacks.CallbackList(
-            [*callbacks, self._remote, self._last], model=model, epochs=epochs, steps=None, verbose=0
+            [*callbacks, self._remote, self._last], model=model, epochs=epochs, steps=steps, verbose=0
         )
         self._rate = constant_rate(model)
         self.stopped = False

@@ -6,9 +6,10 @@ epoch (`elephant.training.callbacks.DriverTurn`).
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +36,7 @@ from elephant.training.callbacks import BATCH_EVENTS, WRITERS, listens
 from elephant.training.checkpoints import states_of
 from elephant.training.driver_callbacks import EPOCHS, DriverCallbacks, reads_weights, try_batch
 from elephant.training.job import NUMBERS, WEIGHTS, TrainingJob, as_numbers, prepared_model
+from elephant.training.shared_state import SharedState, assign, contents_of, names_of
 
 # They decide about training, and run on the ranks of a synchronous fit, beside what they decide about.
 _DECIDING = (
@@ -78,13 +80,18 @@ def runs_on_driver(callback: keras.callbacks.Callback) -> bool:
             getattr(type(callback), event) is not getattr(of_keras, event) for event in BATCH_EVENTS
         )
         return not (often or adds or getattr(callback, "_should_trace", False))
-    return _is_of((*_TRACKERS, *_TUNERS), callback) or not listens(callback, *BATCH_EVENTS)
+    return _belongs_to_driver(callback) or not listens(callback, *BATCH_EVENTS)
 
 
-def places_on_driver(callbacks: Sequence[keras.callbacks.Callback]) -> set[int]:
+def _belongs_to_driver(callback: keras.callbacks.Callback) -> bool:
+    return _is_of((*_TRACKERS, *_TUNERS), callback)
+
+
+def places_on_driver(callbacks: Sequence[keras.callbacks.Callback], shared: SharedState | None = None) -> set[int]:
     """Returns the places of those callbacks of a synchronous fit that run on the driver.
 
-    They are those that `runs_on_driver`. As one of the user's own may put a number into the logs that one behind it
+    They are those that `runs_on_driver`, but for those that share variables with the model: what they set has to be
+    set where the model is. As one of the user's own may put a number into the logs that one behind it
     decides by, those behind it follow it there.
 
     >>> class F1(keras.callbacks.Callback):
@@ -96,6 +103,8 @@ def places_on_driver(callbacks: Sequence[keras.callbacks.Callback]) -> set[int]:
     """
     places, follows = set[int](), False
     for place, callback in enumerate(callbacks):
+        if shared is not None and shared.is_shared(place) and not _belongs_to_driver(callback):
+            continue
         if runs_on_driver(callback) or (follows and isinstance(callback, _METRIC_CALLBACKS)):
             places.add(place)
             of_others = type(callback).__module__.startswith("keras.") or _is_of(_TRACKERS, callback)
@@ -134,12 +143,20 @@ class SynchronousEpochs:
     def __init__(self, job: TrainingJob, *, replayed: bool = False) -> None:
         self._job = job
         given = (*job.callbacks, *job.driver_callbacks)
-        on_driver = places_on_driver(job.callbacks)
+        shared = SharedState(given, job.model, job.preprocessing.given)
+        on_driver = places_on_driver(job.callbacks, shared)
         if replayed:
             on_driver = {place for place in on_driver if _may_hear_later(job.callbacks[place])}
             _require_late(job.driver_callbacks)
         self._places = [place for place in range(len(given)) if place in on_driver or place >= len(job.callbacks)]
         self._all = list(given)
+        self._outside = _outside(given, self._places, shared)
+        self._changeable = {
+            key: thing
+            for place in self._places
+            if not _belongs_to_driver(given[place])
+            for key, thing in shared.changeable(place).items()
+        }
         self._own: list[keras.callbacks.Callback] = []
         self._replayed = replayed
         self._callbacks: DriverCallbacks | None = None
@@ -170,7 +187,9 @@ class SynchronousEpochs:
         """Returns the job of the ranks' processes: without what runs here."""
         here = set(self._places)
         there = (keras.callbacks.Callback() if place in here else one for place, one in enumerate(self._job.callbacks))
-        return replace(self._job, callbacks=tuple(there), driver_callbacks=(), driver_reads=self.told)
+        return replace(
+            self._job, callbacks=tuple(there), driver_callbacks=(), driver_reads=self.told, outside=tuple(self._outside)
+        )
 
     @on_cpu()
     def take_turn(self, due: CallbacksDue) -> CallbacksDone:
@@ -183,9 +202,10 @@ class SynchronousEpochs:
         before = read_values(model.weights) if due.arrays else []
         rates = self._other_rates(model)
         self._stops, self._rate = False, None
-        if due.epoch is None:
-            self._begin(model)
-        logs = due.logs if due.epoch is None else self._end_epoch(due.epoch, due.logs, stopped=due.stopped)
+        with self._unshared_changes():
+            if due.epoch is None:
+                self._begin(model, due.steps)
+            logs = due.logs if due.epoch is None else self._end_epoch(due.epoch, due.logs, stopped=due.stopped)
         if self._other_rates(model) != rates:
             raise UnsupportedError(
                 "callbacks: expected one on the driver to change the learning rate of model.optimizer alone. Received: "
@@ -196,6 +216,21 @@ class SynchronousEpochs:
         changed = not all(one.tobytes() == other.tobytes() for one, other in zip(before, after, strict=True))
         arrays = tuple(portable(value) for value in after) if changed else ()
         return CallbacksDone(rank=0, stop=self._stops, logs=logs, learning_rate=self._rate, arrays=arrays)
+
+    @contextlib.contextmanager
+    def _unshared_changes(self) -> Iterator[None]:
+        """Raises UnsupportedError where callbacks change in the block what the ranks have copies of."""
+        before = contents_of(self._changeable)
+        yield
+        after = contents_of(self._changeable)
+        changed = {key: thing for key, thing in self._changeable.items() if before[key] != after[key]}
+        if changed:
+            raise UnsupportedError(
+                "callbacks: expected one on the driver to change nothing that the model, its loss or a function on "
+                f"batches uses too. Received: a change of {names_of(changed.values())}, of which the workers have "
+                "copies. Let them share a keras.Variable outside of the model, reach the model as self.model, or give "
+                "the callback a method for batches, such as on_train_batch_end, so that it runs on the workers."
+            )
 
     def _other_rates(self, model: keras.Model) -> list[float]:
         """Returns the learning rates that a callback may set, but for that of the model's own optimizer."""
@@ -226,7 +261,7 @@ class SynchronousEpochs:
                 self._model = prepared_model(job, rows, num_ranks=job.config.num_ranks)
         return self._model
 
-    def _begin(self, model: keras.Model) -> DriverCallbacks:
+    def _begin(self, model: keras.Model, steps: int | None) -> DriverCallbacks:
         self._own = _reserved(self.callbacks)
         for place, callback in zip(self._places, self._own, strict=True):
             self._all[place] = callback
@@ -241,6 +276,7 @@ class SynchronousEpochs:
             model,
             self.callbacks,
             epochs=self._job.config.epochs,
+            steps=steps,
             state=state,
             refresh=self._refresh,
             set_rate=self._set_rate,
@@ -285,16 +321,21 @@ class SynchronousEpochs:
             rows: What one row of its input is.
             epochs: All, where they are heard of now.
         """
+        if self._outside:
+            variables, of_outside = variables[: -len(self._outside)], variables[-len(self._outside) :]
+            for variable, value in zip(self._outside, of_outside, strict=True):
+                assign(variable, value)
         if not self._places:
             return list(variables)
         model = self._built(rows)
         self._result = variables
         if self._callbacks is None:
             write_variables(model, variables)
-            callbacks = self._begin(model)
-            for ended in epochs:
-                callbacks.stopped = False
-                self._end_epoch(ended.epoch, dict(ended.logs), stopped=False)
+            with self._unshared_changes():
+                callbacks = self._begin(model, None)
+                for ended in epochs:
+                    callbacks.stopped = False
+                    self._end_epoch(ended.epoch, dict(ended.logs), stopped=False)
             if self._stops:
                 warn_user(
                     "A callback has asked to stop training, which had ended before it heard of any epoch: executors do "
@@ -309,6 +350,33 @@ class SynchronousEpochs:
         if self._callbacks is not None:
             self._callbacks.close()
         _release(self._own)
+
+
+def _outside(callbacks: Sequence[keras.callbacks.Callback], on_driver: Sequence[int], shared: SharedState) -> list[Any]:
+    """Returns the variables outside of the model that callbacks on the workers share with it.
+
+    Raises:
+        UnsupportedError: A callback shares variables with the model, and does not run where all of these are.
+    """
+    outside: dict[int, Any] = {}
+    for place, callback in enumerate(callbacks):
+        name, here = type(callback).__name__, place in on_driver
+        if _belongs_to_driver(callback):
+            continue
+        if shared.is_shared(place) and (here or isinstance(callback, WRITERS)):
+            raise UnsupportedError(
+                f"callbacks: expected {name}, which runs on {'the driver' if here else 'rank 0'}, to share no variable "
+                f"with the model. Received: {names_of(shared.outside(place)) or 'one that the model uses'}, of which "
+                "each worker has its own. Set it in a callback of your own in callbacks, which runs on all workers."
+            )
+        if not here and shared.of_model(place):
+            raise UnsupportedError(
+                f"callbacks: expected {name}, which runs on the workers, to reach the model as self.model. Received: "
+                f"one that reaches {names_of(shared.of_model(place))} of the model that you passed, by a name of "
+                "its own. Each worker trains another copy of the model."
+            )
+        outside |= {} if here else {id(variable): variable for variable in shared.outside(place)}
+    return list(outside.values())
 
 
 def _require_late(callbacks: Sequence[keras.callbacks.Callback]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import keras
@@ -16,7 +16,7 @@ from elephant.checkpoint.state import FitState
 from elephant.config import FitConfig
 from elephant.data.epoch_plan import EpochPlan, random_state, split_validation
 from elephant.data.schema import RAGGED, DataSchema, RowSpec
-from elephant.errors import ConfigurationError
+from elephant.errors import ConfigurationError, warn_user
 from elephant.modeling.model_spec import ModelSpec
 from elephant.modeling.variables import (
     BFLOAT16,
@@ -54,6 +54,11 @@ class BatchFunctions:
     augment: Callable[..., Any] | None = None
     target: DataSchema | None = None
 
+    @property
+    def given(self) -> list[Callable[..., Any]]:
+        """The functions that there are."""
+        return [one for one in (self.preprocess, self.augment) if one is not None]
+
 
 @dataclass(frozen=True)
 class TrainingJob:
@@ -71,6 +76,9 @@ class TrainingJob:
         driver_callbacks: More callbacks, which run on the driver whatever they look at.
         driver_reads: `NUMBERS` or `WEIGHTS`, which rank 0 tells callbacks on the driver at the ends of epochs, and
             waits for them; None where there are none.
+        outside: Variables outside of the model that callbacks on the workers share with it; see
+            `elephant.training.shared_state`. Their values come back behind the model's variables.
+        most_steps: Steps of an epoch at most: the limit that Keras has on the driver; None where it has none.
         traced: Whether ranks tell when each of their steps began, and what its seconds went into.
         folder_of: Opens the folders of URLs that callbacks of this process write to.
 
@@ -87,6 +95,8 @@ class TrainingJob:
     state: FitState | None = None
     driver_callbacks: tuple[keras.callbacks.Callback, ...] = ()
     driver_reads: str | None = None
+    outside: tuple[Any, ...] = ()
+    most_steps: int | None = field(default_factory=lambda: _limit_of_keras("max_steps_per_epoch"))
     traced: bool = False
     folder_of: Callable[[str], Folder] = folder_at
 
@@ -111,6 +121,21 @@ class TrainingJob:
     def model_schema(self) -> DataSchema:
         """Schema of the model's input: another one than the rows' where these are preprocessed."""
         return self.schema if self.preprocessing.target is None else self.preprocessing.target
+
+
+def _limit_of_keras(name: str) -> int | None:
+    # Not in every Keras 3.
+    limit: int | None = getattr(keras.config, name, lambda: None)()
+    return limit or None
+
+
+def limited(config: FitConfig) -> FitConfig:
+    """Returns the options of a fit with no more epochs than ``keras.config.max_epochs()`` allows, and warns of it."""
+    most = _limit_of_keras("max_epochs")
+    if most is None or config.epochs <= most:
+        return config
+    warn_user(f"keras.config.max_epochs() limits the fit to {most} of {config.epochs} epochs.")
+    return replace(config, epochs=most)
 
 
 class ExchangeCounts(Protocol):
@@ -148,8 +173,9 @@ class Reporter(StepReporter, Protocol):
         """Training has ended; these are the model's variables."""
 
 
-def epoch_plan(config: FitConfig, schema: DataSchema, num_rows: Sequence[int], num_marked: Sequence[int]) -> EpochPlan:
+def epoch_plan(job: TrainingJob, num_rows: Sequence[int], num_marked: Sequence[int]) -> EpochPlan:
     """Returns the plan that all ranks compute alike from each other's row counts."""
+    config, schema = job.config, job.schema
     by_column = schema.validation is not None
     validation = tuple(num_marked) if by_column else split_validation(num_rows, config.validation_fraction)
     training = tuple(rows - kept for rows, kept in zip(num_rows, validation, strict=True))
@@ -158,6 +184,7 @@ def epoch_plan(config: FitConfig, schema: DataSchema, num_rows: Sequence[int], n
         validation_rows=validation,
         batch_size=config.rank_batch_size,
         steps_per_epoch=config.steps_per_epoch,
+        most_steps=job.most_steps,
     )
 
 

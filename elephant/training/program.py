@@ -155,7 +155,7 @@ class SynchronousFitProgram(SynchronousProgram):
         # The framework has computed nothing until now, where that would be too early.
         current().join_devices(collective, fit.config, rank_info.addresses[rank_info.rank][0])
         shard = _opened_shard(rank_info, fit)
-        plan = epoch_plan(fit.config, fit.schema, rank_info.num_rows, rank_info.num_marked)
+        plan = epoch_plan(fit, rank_info.num_rows, rank_info.num_marked)
         reporter.send(_started(rank_info, plan, first_step=plan.number(fit.first_epoch, 0) + 1))
         train_rank(fit, shard, plan, collective, reporter, ahead)
         return b""
@@ -187,7 +187,7 @@ class AsynchronousProgram(Program):
         rank_info = RankInfo.from_bytes(block)
         PROCESS.of_task = rank_info.phases
         shard = _opened_shard(rank_info, fit)
-        plan = epoch_plan(fit.config, fit.schema, rank_info.num_rows, rank_info.num_marked)
+        plan = epoch_plan(fit, rank_info.num_rows, rank_info.num_marked)
         with _reporter(rank_info, on_dismissed) as reporter:
             reporter.send(_started(rank_info, plan))
             with ParameterServerClient(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -43,6 +44,8 @@ from elephant.training.callbacks import (
     StepProgress,
     any_rank,
     callbacks_of_rank,
+    may_stop_in_batches,
+    require_averaged_weights,
     share_variables,
 )
 from elephant.training.checkpoints import CheckpointCallback, restore
@@ -51,6 +54,7 @@ from elephant.training.input.feed import BatchFeed
 from elephant.training.input.preprocessed_shard import prepared_rows
 from elephant.training.job import Reporter, TrainingJob, mixed_policy, prepared_model, reseed, set_up_process
 from elephant.training.rank_progress import RankWeight, StepCounter, StepRuns, StepTimes
+from elephant.training.shared_state import OutsideVariables, outside_here, read
 from elephant.training.traced_step import TracedStep, average_gradients, leave_loops, steps_in_runs
 from elephant.training.trials.loss_trial import LossTrial, may_couple_rows, try_out
 from elephant.training.trials.loss_watch import LossWatch
@@ -146,11 +150,14 @@ def train_rank(
     """
     overlaps = bool(job.config.bucket_bytes) or (job.config.bucket_bytes is None and collective.crosses_hosts)
     set_up_process(overlaps=overlaps)
+    outside = outside_here(job.outside, job.callbacks, job.model, job.preprocessing.given)
+    job = replace(job, outside=outside)
     shard, changes = prepared_rows(job, shard, collective, collective.rank)
     feed = BatchFeed(shard, plan, job.config, collective.rank, changes, job.class_weight)
     model = _prepared_model(job, feed, plan, collective, ahead)
     batches = feed.training_batches(first_epoch=job.first_epoch)
     build_metrics(model, batches)
+    require_averaged_weights(model, job.callbacks)
     share, stop = RankWeight(plan, collective.rank), StopSignal()
     with changes.own_errors(), _averaged_gradients(model, job, feed, collective, share, stop, ahead) as trial:
         callbacks = _callbacks(job, feed, plan, collective, share, stop, reporter)
@@ -168,7 +175,7 @@ def train_rank(
             verbose=0,
         )
     if collective.rank == 0:
-        reporter.result(read_variables(model), feed.rows)
+        reporter.result([*read_variables(model), *map(read, job.outside)], feed.rows)
 
 
 def _prepared_model(
@@ -303,14 +310,20 @@ def _callbacks(
     evaluated = own if times is None else [*own, times]
     callbacks.append(GlobalEpoch(collective, plan, share, feed.validation_batches, evaluated))
     callbacks.extend(own)
+    if job.outside and collective.world_size > 1:
+        callbacks.append(OutsideVariables(job.outside, collective, own))
     remote = RemoteFiles(own)
     if remote.is_needed:
         callbacks.append(remote)
     callbacks.append(StepProgress(reporter, plan, rank, feed, collective))
-    callbacks.append(CollectiveStop(collective, stop, reporter if job.driver_reads is None else None, share))
+    # Ranks that train alone do not meet after each step.
+    asks = not local and may_stop_in_batches(job.callbacks)
+    callbacks.append(CollectiveStop(collective, stop, reporter if job.driver_reads is None else None, share, asks=asks))
     if job.driver_reads is not None:
         wait_s = config.timeouts.collective_s / 2
-        callbacks.append(DriverTurn(collective, reporter, told=job.driver_reads, feed=feed, wait_s=wait_s))
+        callbacks.append(
+            DriverTurn(collective, reporter, told=job.driver_reads, steps=plan.steps, feed=feed, wait_s=wait_s)
+        )
     if config.checkpoint_path is not None or job.state is not None:
         callbacks.append(CheckpointCallback(job, collective, reporter, own=own, rows=feed.rows))
     return callbacks if times is None else times.around(callbacks)

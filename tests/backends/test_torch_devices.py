@@ -249,7 +249,7 @@ def test_stop_when_a_rank_asks_for_it_then_all_hear_it_at_the_next_step(pool):
     assert [agreed for _, agreed in pool.run(averages_of, [(asking,), (other,)])] == [[False, False, True, True]] * 2
 
 
-@pytest.mark.parametrize("batch, steps", [(1, 4), (4, 6), (5, 6)])
+@pytest.mark.parametrize("batch, steps", [(1, 2), (4, 5), (5, 6)])
 def test_fit_when_a_callback_of_one_rank_stops_it_then_all_stop_at_the_same_step(pool, tmp_path, batch, steps):
     parts = split(classifier_data(36), (18, 18))
     callbacks = [OnDevices(), StopOnOneRank(str(tmp_path / "claim"), batch)]

@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ def test_run_when_there_is_one_worker_then_calls_the_function_here():
     def place(first, *, second):
         return os.getpid(), first + second, collective.rank(), collective.world_size()
 
-    assert elephant.run(place, (1,), {"second": 2}) == [(os.getpid(), 3, 0, 1)]
+    assert elephant.run(place, (1,), {"second": 2}, num_workers=1) == [(os.getpid(), 3, 0, 1)]
 
 
 def test_run_when_there_is_one_worker_then_exceptions_pass_as_they_are():
@@ -31,8 +32,8 @@ def test_run_when_there_is_one_worker_then_exceptions_pass_as_they_are():
         raise OwnError("mine")
 
     with pytest.raises(OwnError, match="mine"):
-        elephant.run(fail)
-    assert elephant.run(int) == [0]
+        elephant.run(fail, num_workers=1)
+    assert elephant.run(int, num_workers=1) == [0]
 
 
 def test_run_when_given_variables_then_they_are_set_for_its_time(monkeypatch):
@@ -43,19 +44,29 @@ def test_run_when_given_variables_then_they_are_set_for_its_time(monkeypatch):
         return os.environ["ELEPHANT_TEST_KEPT"], os.environ["ELEPHANT_TEST_NEW"]
 
     env = {"ELEPHANT_TEST_KEPT": "inside", "ELEPHANT_TEST_NEW": "1"}
-    assert elephant.run(read, env=env) == [("inside", "1")]
+    assert elephant.run(read, env=env, num_workers=1) == [("inside", "1")]
     assert os.environ["ELEPHANT_TEST_KEPT"] == "before" and "ELEPHANT_TEST_NEW" not in os.environ
+
+
+def test_run_when_no_number_of_workers_is_given_then_a_warning_says_that_it_is_one():
+    with pytest.warns(UserWarning, match=r"num_workers.*Received: none, so that one worker.*Pass num_workers=N"):
+        assert elephant.run(collective.world_size) == [1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert elephant.run(collective.world_size, num_workers=1) == [1]
 
 
 def test_run_when_nested_then_says_that_it_cannot_be():
     with pytest.raises(ConfigurationError, match="expected to be called on the driver.*inside a worker"):
-        elephant.run(lambda: elephant.run(int))
+        elephant.run(lambda: elephant.run(int, num_workers=1), num_workers=1)
 
 
 def test_run_when_threads_run_at_once_then_neither_is_nested():
     both = threading.Barrier(2, timeout=20)
     results = []
-    threads = [threading.Thread(target=lambda: results.extend(elephant.run(both.wait))) for _ in range(2)]
+    threads = [
+        threading.Thread(target=lambda: results.extend(elephant.run(both.wait, num_workers=1))) for _ in range(2)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -93,7 +104,7 @@ def test_run_when_pyspark_is_missing_then_one_worker_runs_and_two_say_how_to_ins
 import sys
 sys.modules["pyspark"] = None
 import elephant
-print(elephant.run(elephant.collective.world_size))
+print(elephant.run(elephant.collective.world_size, num_workers=1))
 try:
     elephant.run(int, num_workers=2)
 except elephant.errors.ClusterError as error:

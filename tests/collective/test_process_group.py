@@ -424,3 +424,19 @@ def test_counts_when_an_array_is_reduced_then_are_what_has_gone_to_other_ranks_a
     for count in run_world(4, sent, transport="tcp"):
         assert 6_000_000 <= count < 6_010_000
     assert all(count < 10_000 for count in run_world(2, sent, hosts="aa"))
+
+
+SHAPES = {"broadcast": "broadcast of 2x3 float32 from rank 0", "allreduce": "allreduce sum of 2x3 float32"}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("rows", [2, 2000])
+def test_array_when_another_rank_has_as_many_values_in_another_shape_then_all_say_so(run_world, name, rows):
+    def call(collective):
+        shape = (rows, 3) if collective.rank else (3, rows)
+        getattr(collective, name)(np.ones(shape, np.float32))
+
+    for result in run_world(2, call, transport="tcp"):
+        assert isinstance(result, ProtocolError)
+        for shape in (f"{rows}x3", f"3x{rows}"):
+            assert SHAPES[name].replace("2x3", shape) in str(result)

@@ -76,3 +76,39 @@ def test_random_rows_when_drawn_then_are_distinct_and_sorted(rows, data):
 def test_random_rows_when_seed_or_rank_differs_then_differ():
     draws = [random_rows(*key, 200, 40).tolist() for key in ((3, 0), (3, 1), (3, 2), (4, 0))]
     assert len({tuple(draw) for draw in draws}) == 4
+
+
+@given(rows=sizes, batch_size=st.integers(1, 64), first=st.integers(0, 60), length=st.integers(1, 30))
+def test_share_when_it_spans_steps_then_is_that_of_the_rows_counted_one_by_one(rows, batch_size, first, length):
+    plan = EpochPlan(tuple(rows), (0,) * len(rows), batch_size)
+    steps = -(-max(rows) // batch_size)
+    counts = [
+        sum(min(batch_size, max(count - step % steps * batch_size, 0)) for step in range(first, first + length))
+        for count in rows
+    ]
+    for rank, count in enumerate(counts):
+        assert plan.share_between(rank, first, first + length) == (count / sum(counts) if sum(counts) else 0.0)
+
+
+class CountedRows(tuple):
+    """Rows by rank that count how often they are looked at."""
+
+    looks = 0
+
+    def __getitem__(self, place):
+        CountedRows.looks += 1
+        return super().__getitem__(place)
+
+    def __iter__(self):
+        for value in super().__iter__():
+            CountedRows.looks += 1
+            yield value
+
+
+def test_share_when_there_are_a_thousand_ranks_then_a_step_looks_at_a_few_numbers():
+    plan = EpochPlan(CountedRows(range(1, 1025)), (0,) * 1024, batch_size=32)
+    plan.share_at(0, 0)
+    CountedRows.looks = 0
+    shares = [plan.share_at(7, step) for step in range(3)]
+    assert CountedRows.looks <= 20
+    assert shares == [8 / (sum(range(1, 32)) + 32 * 993), 0.0, 0.0]

@@ -358,6 +358,30 @@ def test_broadcast_variables_when_values_differ_then_all_have_the_root_s(rank_po
     assert rank_pool.run(on_rank, [()] * 2) == [[[[1.0] * 3] * 2, 1.0, [1.0] * 3, [1.0]]] * 2
 
 
+@pytest.mark.parametrize(
+    "shapes, dtypes", [(((2, 3), (3, 2)), ("float32", "float32")), (((2,), (1,)), ("float32", "float64"))]
+)
+def test_broadcast_variables_when_ranks_have_others_of_as_many_bytes_then_all_say_so(rank_pool, shapes, dtypes):
+    def share():
+        rank = collective.rank()
+        elephant.broadcast_variables([keras.Variable(np.full(shapes[rank], float(rank)), dtype=dtypes[rank])])
+
+    with pytest.raises(RankError, match="ProtocolError.*with the same shapes and dtypes"):
+        rank_pool.run(share, [()] * 2)
+
+
+def test_loop_when_a_layer_has_as_many_weights_in_another_shape_then_all_say_so(rank_pool):
+    def step():
+        rank = collective.rank()
+        kernel = keras.Variable(np.ones((2, 3) if rank else (3, 2)), dtype="float32")
+        optimizer = elephant.DistributedOptimizer(keras.optimizers.SGD(1.0))
+        bias = keras.Variable(np.ones(1), dtype="float32")
+        optimizer.apply([keras.ops.ones(kernel.shape), keras.ops.ones(1)], [kernel, bias])
+
+    with pytest.raises(RankError, match=r"number 0 is \(3, 2\) float32 on rank 0, and \(2, 3\) float32 on rank 1"):
+        rank_pool.run(step, [()] * 2)
+
+
 def test_optimizer_when_there_is_one_rank_then_is_returned_unchanged():
     optimizer = keras.optimizers.SGD(0.1)
     apply = optimizer.apply

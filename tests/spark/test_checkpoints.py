@@ -23,7 +23,7 @@ from process_tree import executor_of
 from spark_frames import partitioned_frame, split_rows
 
 from elephant import KerasEstimator, SparkModel
-from elephant.errors import ConfigurationError, WorkerFailure
+from elephant.errors import ConfigurationError, UnsupportedError, WorkerFailure
 
 # A fit that is started again takes as long as two.
 pytestmark = pytest.mark.timeout(400)
@@ -255,3 +255,37 @@ def test_fit_when_the_driver_is_killed_then_a_new_process_goes_on_and_equals_one
     weights, _ = undisturbed(5)
     trained = keras.saving.load_model(f"{path}.keras")
     assert largest_difference(trained.get_weights(), weights) <= 1e-5
+
+
+def test_fit_when_backup_and_restore_is_among_its_callbacks_then_goes_on_and_leaves_nothing_as_in_keras(
+    spark, tmp_path
+):
+    backup = keras.callbacks.BackupAndRestore(str(tmp_path / "kept"))
+    seen, frame = [], frame_of(spark)
+
+    def note(epoch, logs):
+        seen.append(epoch)
+        if seen == [0, 1]:
+            raise InterruptedError("in the second epoch")
+
+    callbacks = [backup, keras.callbacks.LambdaCallback(on_epoch_end=note)]
+    with pytest.raises(InterruptedError):
+        estimator(3, callbacks=callbacks).fit(frame)
+    assert os.listdir(tmp_path / "kept")
+    going_on = estimator(3, callbacks=callbacks)
+    fitted = going_on.fit(frame)
+    assert seen == [0, 1, 1, 2] and os.listdir(tmp_path / "kept") == []
+    require_undisturbed(fitted, 3)
+    # Params of the estimator are params of its model, as in all of Spark ML.
+    assert fitted.transform(frame, {going_on.predictionCol: "p"}).columns == [*frame.columns, "p"]
+
+
+def test_backup_and_restore_when_it_contradicts_other_options_then_is_refused(tmp_path):
+    backup = keras.callbacks.BackupAndRestore(str(tmp_path))
+    with pytest.raises(ConfigurationError, match="checkpointPath: expected none, or the folder of BackupAndRestore"):
+        estimator(1, callbacks=[backup], checkpointPath="/other")
+    with pytest.raises(UnsupportedError, match=r"expected BackupAndRestore\(save_freq='epoch'\).*save_freq=10"):
+        estimator(1, callbacks=[keras.callbacks.BackupAndRestore(str(tmp_path), save_freq=10)])
+    for options in ({"callbacks": [backup, keras.callbacks.BackupAndRestore("other")]}, {"driverCallbacks": [backup]}):
+        with pytest.raises(UnsupportedError, match="Pass it in callbacks of a KerasEstimator, once"):
+            estimator(1, **options)

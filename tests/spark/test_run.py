@@ -119,7 +119,7 @@ def test_run_when_the_session_is_not_given_then_takes_the_active_one(spark, caps
 
 
 def test_run_when_one_worker_is_asked_for_then_spark_is_not_used(spark):
-    assert elephant.run(os.getpid, spark=spark) == [os.getpid()]
+    assert elephant.run(os.getpid, num_workers=1, spark=spark) == [os.getpid()]
 
 
 def test_run_when_classes_of_the_driver_come_back_then_they_are_the_same_classes(spark):

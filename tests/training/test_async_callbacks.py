@@ -16,6 +16,7 @@ from elephant.modeling.variables import assign_flat, flatten, moving_statistics
 from elephant.parameter_server.store import Averages
 from elephant.training.async_callbacks import WorkerEpochs, worker_copies
 from elephant.training.rank_progress import TrainingPosition
+from elephant.training.shared_state import SharedState
 
 
 def asynchronous(model, **options):
@@ -78,6 +79,25 @@ def test_copies_when_they_go_to_workers_then_are_of_those_that_look_at_batches(t
     of_batches = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)
     of_epochs = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: None)
     assert [vars(c).keys() for c in worker_copies([of_batches, of_epochs])] == [vars(of_batches).keys()]
+
+
+def test_variable_of_the_loss_when_a_callback_sets_it_as_an_epoch_begins_then_the_worker_s_loss_has_it(rank_pool):
+    alpha = keras.Variable(0.0, trainable=False)
+
+    def loss(y_true, y_pred):
+        return alpha + 0.0 * keras.ops.mean(y_pred, axis=-1)
+
+    class Anneal(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            alpha.assign(0.5 + epoch)
+
+    model = regression_model("sgd")
+    model.compile("sgd", loss, run_eagerly=True)
+    job, callback = asynchronous(model), Anneal()
+    copies = worker_copies([callback], SharedState([callback], job.model, []))
+    with AsynchronousFit(rank_pool, dataclasses.replace(job, callbacks=copies), [classifier_data(12)]) as fit:
+        recording = fit.train(0)
+    assert [part.logs["loss"] for part in recording.parts] == pytest.approx([0.5, 1.5])
 
 
 def test_callbacks_when_they_raise_on_a_worker_then_it_fails_with_their_traceback(rank_pool, by_value):

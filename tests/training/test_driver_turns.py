@@ -178,6 +178,7 @@ def due(epoch, model=None, **fields):
     return CallbacksDue(
         rank=0,
         epoch=epoch,
+        steps=4,
         logs=fields.get("logs", {"loss": 1.0}),
         stopped=fields.get("stopped", False),
         learning_rate=0.25,
@@ -201,6 +202,7 @@ def test_turn_when_callbacks_need_numbers_alone_then_see_rate_and_steps_of_rank_
     assert turns.places() == "callbacks: CSVLogger on the driver; EarlyStopping on the workers"
     assert [type(one) for one in there.callbacks] == [keras.callbacks.Callback, keras.callbacks.EarlyStopping]
     assert turns.take_turn(due(None)).arrays == ()
+    assert (board.params["steps"], board.params["epochs"]) == (4, 1)
     turns.take_turn(due(0))
     assert seen == [(0.25, 7)]
 

@@ -16,6 +16,7 @@ from keras_reference import (
 from tiers import in_tiers
 
 from elephant.data.epoch_plan import EpochPlan, row_order
+from elephant.testing import fit_local
 from elephant.training.job import epoch_plan
 
 TOLERANCE = 1e-5
@@ -166,9 +167,41 @@ def test_plan_when_an_epoch_spans_passes_then_shares_are_those_of_the_steps_in_t
 
 def test_plan_when_made_of_the_options_of_a_fit_then_follows_them():
     job = job_for(regression_model("sgd"), batch_size=6, gpus_per_worker=2, steps_per_epoch=7, validation_fraction=0.25)
-    plan = epoch_plan(job.config, job.schema, [12, 8], [0, 0])
+    plan = epoch_plan(job, [12, 8], [0, 0])
     assert (plan.training_rows, plan.validation_rows) == ((9, 6), (3, 2))
     assert (plan.batch_size, plan.steps, plan.pass_steps) == (3, 7, 3)
     marked = job_for(regression_model("sgd"), batch_size=3, indicated=True)
-    plan = epoch_plan(marked.config, marked.schema, [12, 8], [5, 0])
+    plan = epoch_plan(marked, [12, 8], [5, 0])
     assert (plan.training_rows, plan.validation_rows, plan.steps) == ((7, 8), (5, 0), 3)
+
+
+@pytest.fixture
+def limits():
+    """Limits of Keras on the driver, which ranks know from there alone."""
+    if not hasattr(keras.config, "set_max_epochs"):
+        pytest.skip("this Keras has no limits")
+    keras.config.set_max_epochs(2)
+    keras.config.set_max_steps_per_epoch(2)
+    yield
+    keras.config.set_max_epochs(None)
+    keras.config.set_max_steps_per_epoch(None)
+
+
+def test_fit_when_keras_limits_epochs_and_steps_then_does_as_one_process(limits):
+    data, order = classifier_data(40), np.arange(40).reshape(2, 4, 5).transpose(1, 0, 2).ravel()
+    model = regression_model(keras.optimizers.SGD(0.05))
+    options = {"epochs": 5, "shuffle": False}
+    with pytest.warns(UserWarning, match=r"limits the fit to 2 of 5 epochs"):
+        history, trained = fit_local(model, data["features"], data["label"], batch_size=5, **options)
+    expected = model.fit(data["features"][order], data["label"][order], batch_size=10, verbose=0, **options)
+    assert len(expected.history["loss"]) == 2
+    np.testing.assert_allclose(history["loss"], expected.history["loss"], rtol=1e-5)
+    assert largest_difference(trained.get_weights(), model.get_weights()) <= TOLERANCE
+
+
+def test_plan_when_steps_are_limited_then_epochs_and_validations_have_no_more(limits):
+    job = job_for(regression_model("sgd"), batch_size=2, validation_fraction=0.5)
+    plan = epoch_plan(job, [20, 4], [0, 0])
+    assert plan.pass_steps == 5 and plan.steps == 2
+    assert [plan.validation_steps(rank) for rank in range(2)] == [2, 1]
+    assert [plan.rows_at(0, plan.number(1, step)) for step in range(2)] == [2, 2]

@@ -1,6 +1,7 @@
 """N ranks against one process of plain Keras on the same global batches."""
 
 import json
+import os
 
 import keras
 import numpy as np
@@ -367,15 +368,15 @@ def test_fit_when_run_twice_with_a_seed_then_random_layers_repeat_to_the_bit(ran
     assert not np.array_equal(first[0], other[0])
 
 
-def test_stop_when_one_rank_asks_in_mid_epoch_then_all_stop_one_step_later(rank_pool, tmp_path):
+def test_stop_when_one_rank_asks_in_mid_epoch_then_all_stop_after_that_step(rank_pool, tmp_path):
     stop = StopOnOneRank(str(tmp_path / "claim"), 2)
     columns = classifier_data(60)
     parts = split(columns, (30, 30))
     model = regression_model(keras.optimizers.SGD(0.05))
     recordings = rank_pool.fit(job_for(model, epochs=5, batch_size=3, shuffle=False, callbacks=[stop]), parts)
     assert len(recordings[0].epochs) == 1
-    # Steps 0, 1, 2, and one more that carried the request.
-    expected, _ = fit_one_process(model, list(global_batches(parts, 3, 1))[:4], epochs=1)
+    # Steps 0, 1 and 2, as in one process.
+    expected, _ = fit_one_process(model, list(global_batches(parts, 3, 1))[:3], epochs=1)
     assert largest_difference(recordings[0].variables[: len(expected)], expected) <= TOLERANCE
 
 
@@ -600,6 +601,41 @@ def test_averaged_weights_when_validated_then_callbacks_have_swapped_them_in(ran
     )
     got = [logs["val_loss"] for logs in recordings[0].epochs]
     np.testing.assert_allclose(got, history.history["val_loss"], rtol=1e-4)
+
+
+def test_averaged_weights_when_the_optimizer_makes_none_then_swapping_them_in_is_refused(rank_pool):
+    job = job_for(regression_model("sgd"), batch_size=4, callbacks=[keras.callbacks.SwapEMAWeights()])
+    with pytest.raises(RankError, match="expected an optimizer with use_ema=True for SwapEMAWeights"):
+        rank_pool.fit(job, split(classifier_data(16), (8, 8)))
+
+
+@pytest.mark.parametrize("batches", [True, False], ids=["steps of batches", "steps in runs"])
+def test_callbacks_on_the_workers_when_they_look_at_params_and_the_end_then_see_what_one_process_shows(
+    rank_pool, tmp_path, batches
+):
+    class Sees(keras.callbacks.EarlyStopping):
+        def on_train_end(self, logs=None):
+            (tmp_path / str(os.getpid())).write_text(json.dumps([self.params, logs]))
+
+    class SeesBatches(Sees):
+        def on_train_batch_end(self, batch, logs=None):
+            """Has each step be taken by itself."""
+
+    columns = classifier_data(40)
+    columns["validation"] = np.arange(40) % 4 == 0
+    job = job_for(
+        regression_model("sgd"),
+        epochs=2,
+        batch_size=4,
+        indicated=True,
+        callbacks=[SeesBatches() if batches else Sees()],
+    )
+    recordings = rank_pool.fit(job, split(columns, (24, 16)))
+    told = [json.loads(path.read_text()) for path in tmp_path.iterdir()]
+    assert len(told) == 2
+    for params, logs in told:
+        assert (params["epochs"], params["steps"]) == (2, 5)
+        assert logs == pytest.approx(recordings[0].epochs[-1]) and set(logs) == {"loss", "val_loss"}
 
 
 def test_stand_in_rows_when_they_give_nan_then_the_fit_goes_on(rank_pool):

@@ -30,7 +30,7 @@ from elephant.spark.rdd.inference import Predictions, first_record, marked, pred
 from elephant.spark.rdd.schema import plan_inputs, plan_training
 from elephant.spark.transform import checked_batch_size, packed_model
 from elephant.training.input.tensors import blank_batch
-from elephant.training.job import BatchFunctions, TrainingJob
+from elephant.training.job import BatchFunctions, TrainingJob, limited
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -82,7 +82,7 @@ def fit_config(options: Mapping[str, Any], port: int | None, **given: Any) -> Fi
     """
     given_class_weight(options)
     values = {name: value for name, value in options.items() if name not in _OF_ROWS}
-    return FitConfig.of({**values, **given, "port": None if given["mode"] == "synchronous" else port})
+    return limited(FitConfig.of({**values, **given, "port": None if given["mode"] == "synchronous" else port}))
 
 
 def given_class_weight(options: Mapping[str, Any]) -> dict[int, float] | str | None:
