@@ -50,7 +50,7 @@ def _forgotten(given: Any, name: str, value: Any, other: Any, remedy: str) -> Co
 
 def _configured_parts(model: keras.Model) -> list[Any]:
     """Returns the objects of a model that may be of the user's classes, in an order that an equal model has too."""
-    optimizer = model.optimizer
+    optimizer = getattr(model, "optimizer", None)
     parts = [*_compiled_parts(model), optimizer, getattr(optimizer, "_learning_rate", None)]
     for layer in model._flatten_layers():
         parts += [layer, *(part for part in vars(layer).values() if isinstance(part, _OF_LAYERS))]
@@ -74,7 +74,7 @@ def _same(value: Any, other: Any) -> bool:
 
 def require_same_switches(model: keras.Model, rebuilt: keras.Model) -> None:
     """Raises where saving loses what was switched off for single variables."""
-    optimizers = [one.optimizer for one in (model, rebuilt)]
+    optimizers = [getattr(one, "optimizer", None) for one in (model, rebuilt)]
     decays = [getattr(optimizer, "_use_weight_decay", lambda variable: True) for optimizer in optimizers]
     for variable, other in zip(model.weights, rebuilt.weights, strict=False):
         for switch, before, after in (

@@ -176,7 +176,12 @@ def from_logits(loss: Any) -> bool:
 
 def takes_labels_like_outputs(loss: Any) -> bool:
     """Returns whether labels have the output's shape: not for class numbers, and unknown for a loss of the user's."""
-    return _is_of_keras(loss) and not loss_name(loss).startswith("sparse_")
+    return _is_of_keras(loss) and not loss_name(loss).startswith("sparse_") and not takes_sequences(loss)
+
+
+def takes_sequences(loss: Any) -> bool:
+    """Returns whether labels are sequences of class numbers, each of its own length, which zeros fill up."""
+    return loss is not None and _is_of_keras(loss) and loss_name(loss) == "ctc"
 
 
 def _is_of_keras(loss: Any) -> bool:
@@ -233,6 +238,7 @@ class OutputInfo:
         num_classes: Classes that the loss tells apart, 2 for each number of a binary one; None where it is none of
             Keras' own cross-entropies, or code of the user's computes it.
         ignored_class: Number of the class whose rows the loss ignores, or None.
+        takes_sequences: Whether labels are sequences of class numbers, of any length, as of CTC.
     """
 
     name: str
@@ -244,6 +250,7 @@ class OutputInfo:
     is_measured: bool = False
     num_classes: int | None = None
     ignored_class: int | None = None
+    takes_sequences: bool = False
 
     @property
     def needs_label(self) -> bool:
@@ -266,6 +273,8 @@ class ModelInfo:
             compiled loss. It alone knows what labels are compared with.
         several_rates: Whether the optimizer has no learning rate but those of the ones inside, as a `MultiOptimizer`.
         has_call: Whether its class has a ``call``; one with a ``train_step`` of its own trains without.
+        is_compiled: Whether it has an optimizer and what that minimizes.
+        is_stateful: Whether each of its batches goes on where the batch before has ended, as ``LSTM(stateful=True)``.
     """
 
     inputs: tuple[InputInfo, ...]
@@ -277,6 +286,8 @@ class ModelInfo:
     own_step: bool
     several_rates: bool = False
     has_call: bool = True
+    is_compiled: bool = True
+    is_stateful: bool = False
 
     @classmethod
     def of(cls, model: keras.Model) -> ModelInfo:
@@ -298,6 +309,8 @@ class ModelInfo:
             own_step=has_own_step(model) or getattr(model, "loss", None) is None,
             several_rates=hasattr(getattr(optimizer, "inner_optimizer", optimizer), "optimizers"),
             has_call=type(model).call is not keras.Model.call,
+            is_compiled=bool(model.compiled),
+            is_stateful=any(getattr(layer, "stateful", False) for layer in model._flatten_layers()),
         )
 
     def check_rates(self, config: FitConfig, *, replacing: str, scaling: str) -> None:
@@ -402,6 +415,7 @@ def _output_facts(
         is_measured=measured,
         num_classes=num_classes,
         ignored_class=ignored_class,
+        takes_sequences=takes_sequences(loss),
     )
 
 

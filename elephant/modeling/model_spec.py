@@ -28,6 +28,7 @@ import numpy as np
 from elephant.backends import current
 from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError
+from elephant.modeling.fixed_batch import take_fewer_rows
 from elephant.modeling.keras_saving import (
     accepted_configs,
     custom_objects_of,
@@ -95,7 +96,7 @@ class KerasSettings:
 
     def suiting(self, model: keras.Model) -> KerasSettings:
         """Returns these settings with the policy that a model with loss scaling was compiled under."""
-        scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+        scaled = isinstance(getattr(model, "optimizer", None), keras.optimizers.LossScaleOptimizer)
         return replace(self, dtype_policy="mixed_float16") if scaled else self
 
     @contextlib.contextmanager
@@ -177,22 +178,26 @@ class ModelSpec:
 
 
 @on_cpu()
-def model_source(model: object, custom_objects: Mapping[str, Any] | None = None) -> ModelSpec:
+def model_source(model: object, custom_objects: Mapping[str, Any] | None = None, *, to_train: bool = True) -> ModelSpec:
     """Returns the source of a user's model, after building it once to see that it can be built elsewhere.
 
     Args:
         model: A compiled `keras.Model`, or a function without arguments that returns one.
         custom_objects: Custom layers, losses and metrics by name, besides those that
             the model holds, or that are registered with `keras.saving.register_keras_serializable`.
+        to_train: Whether it is to be trained; one that is not need not be compiled.
 
     Raises:
         ConfigurationError: It is something else, is not compiled, or cannot be rebuilt.
     """
     custom, settings = dict(custom_objects or {}), KerasSettings.current()
     if isinstance(model, ModelSpec):
+        if to_train and not model.facts.is_compiled:
+            raise _not_compiled("a model", "optimizer and loss")
         return model
     if isinstance(model, keras.Model):
-        require_compiled(model)
+        if to_train or model.compiled:
+            require_compiled(model)
         settings = settings.suiting(model)
         with named_losses(model):
             try:
@@ -219,7 +224,7 @@ def _saved_source(model: keras.Model, settings: KerasSettings, custom: dict[str,
     source = ModelSpec(ModelInfo.of(model), settings, archive=archive, custom_objects=objects)
     # Built once here, or the first worker would be the one to find out that it cannot be.
     rebuilt = source.build()
-    if not rebuilt.compiled:
+    if model.compiled and not rebuilt.compiled:
         raise ConfigurationError(
             f"model: expected Keras to compile {model.name!r} again when it loads the model. It did not, because the "
             "class has a compile of its own without get_compile_config and compile_from_config. Add these, or pass a "
@@ -262,7 +267,7 @@ def _taken_source(
         return source
     build_variables(rebuilt, None)
     # An optimizer that has not been used has no state yet.
-    given = state_variables(model) if model.optimizer.built else model.weights
+    given = state_variables(model) if getattr(model.optimizer, "built", False) else model.weights
     for variable, value in zip(state_variables(rebuilt), given, strict=False):
         variable.assign(value)
     return replace(source, variables=tuple(read_variables(rebuilt)))
@@ -284,12 +289,15 @@ def require_compiled(model: keras.Model) -> None:
     """Raises ConfigurationError unless the model has an optimizer, and losses and metrics that Keras can train with."""
     lossless = getattr(model, "loss", None) is None and not (has_own_step(model) or computes_own_loss(model))
     if not model.compiled or getattr(model, "optimizer", None) is None or lossless:
-        raise ConfigurationError(
-            f"model: expected a compiled model. Received: {model.name!r} without "
-            f"{'optimizer and loss' if not model.compiled else 'a loss'}. "
-            "Call model.compile(optimizer=..., loss=...) before you pass it."
-        )
+        raise _not_compiled(repr(model.name), "optimizer and loss" if not model.compiled else "a loss")
     check_compiled(model)
+
+
+def _not_compiled(model: str, missing: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"model: expected a compiled model. Received: {model} without {missing}. "
+        "Call model.compile(optimizer=..., loss=...) before you pass it."
+    )
 
 
 def _call_builder(builder: Callable[[], keras.Model] | None) -> keras.Model:
@@ -454,6 +462,7 @@ class Servable:
                 build_variables(model, self.rows)
             for variable, value in zip(model.weights, self.weights, strict=True):
                 variable.assign(value)
+        take_fewer_rows(model)
         # Batches are handed over one at a time.
         model.steps_per_execution = 1
         return model
