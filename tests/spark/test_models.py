@@ -137,6 +137,7 @@ def test_low_rank_model_when_fitted_and_saved_then_every_way_predicts_with_what_
     np.testing.assert_allclose(np.array(rows), np.stack([learned, learned], axis=1), atol=1e-6)
 
 
+@pytest.mark.slow("two fits; test_column_selection.py holds what such labels become")
 def test_sequences_of_classes_when_ctc_compares_them_then_padded_and_ragged_ones_equal_one_process(spark):
     keras.utils.set_random_seed(1)
     model = keras.Sequential([layers.Input((8, 4)), layers.LSTM(6, return_sequences=True), layers.Dense(5)])
