@@ -48,8 +48,8 @@ class Field:
         columns: The user's columns that it was made of.
         dtype: numpy name of an element's type, such as ``"float32"``; of text ``"string"`` or ``"bytes"``.
         kind: What a row holds: one of the constants above.
-        shape: What one row becomes for the model, such as ``(8, 8, 1)``. At most one
-            dimension may be None: it follows from the row. None keeps rows in the shape that they have.
+        shape: What one row becomes for the model, such as ``(8, 8, 1)``. A dimension that is None follows from the
+            row; of several, rows have to be nested as deep. None keeps rows in the shape that they have.
             Rows of a ragged column have None first.
         sparse_tensor: Whether the model takes a sparse column as a sparse tensor.
         num_classes: Of class numbers that a loss takes, how many there are; None where any number may stand.
@@ -108,13 +108,23 @@ class Field:
             return tuple(int(size or 0) for size in inner)
         if self.shape is None:
             return tuple(natural)
+        if self.shape.count(None) > 1 and _has_sizes(natural, self.shape):
+            return tuple(natural)
         known = math.prod(size for size in self.shape if size is not None)
         width = math.prod(natural)
         return tuple(width // max(known, 1) if size is None else size for size in self.shape)
 
     def accepts(self, width: int) -> bool:
         """Returns whether rows of ``width`` elements fit the shape."""
-        return self.shape is None or math.prod(self.row_shape((width,))) == width
+        return self.fits((width,))
+
+    def fits(self, natural: Sequence[int]) -> bool:
+        """Returns whether rows fit the shape that have another in the data, as nested lists have one."""
+        return self.shape is None or math.prod(self.row_shape(natural)) == math.prod(natural)
+
+
+def _has_sizes(natural: Sequence[int], shape: Sequence[int | None]) -> bool:
+    return len(natural) == len(shape) and all(size in (None, given) for size, given in zip(shape, natural, strict=True))
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ def _flattened(column: pa.Array, field: Field, rows: _Rows, known: Shape | None)
         column = column.flatten()
         _refuse_null_elements(column, math.prod(sizes), field, rows)
     width: int = math.prod(sizes)
-    if num_rows and not (field.accepts(width) and width):
+    if num_rows and not (field.fits(sizes) and width):
         raise _wrong_width(field, tuple(sizes))
     return column, tuple(sizes)
 
@@ -320,8 +320,11 @@ def _wrong_width(field: Field, sizes: Shape) -> DataError:
     received = f"{sizes[0]} values" if len(sizes) == 1 else f"shape {sizes}"
     if not math.prod(sizes):
         return DataError(f"{field.title}: expected at least one value in every row. Received: rows of {received}.")
+    hint = ""
+    if len(sizes) == 1 and field.shape is not None and field.shape.count(None) > 1:
+        hint = " Nested arrays tell the sizes that are free; or give a preprocessing function that reshapes the rows."
     return DataError(
-        f"{field.title}: expected rows that fit the model's shape {field.shape}. Received: rows of {received}."
+        f"{field.title}: expected rows that fit the model's shape {field.shape}. Received: rows of {received}.{hint}"
     )
 
 

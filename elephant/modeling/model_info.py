@@ -180,7 +180,12 @@ def from_logits(loss: Any) -> bool:
 
 def takes_labels_like_outputs(loss: Any) -> bool:
     """Returns whether labels have the output's shape: not for class numbers, and unknown for a loss of the user's."""
-    return _is_of_keras(loss) and not loss_name(loss).startswith("sparse_")
+    return _is_of_keras(loss) and not loss_name(loss).startswith("sparse_") and not takes_sequences(loss)
+
+
+def takes_sequences(loss: Any) -> bool:
+    """Returns whether labels are sequences of class numbers, each of its own length, which zeros fill up."""
+    return loss is not None and _is_of_keras(loss) and loss_name(loss) == "ctc"
 
 
 def _is_of_keras(loss: Any) -> bool:
@@ -247,6 +252,7 @@ class OutputInfo:
         ignored_class: Number of the class whose rows the loss ignores, or None.
         loss_shape: Shape of the loss of one row, before it is reduced, which sample weights have too; None where it is
             none of Keras' own losses, or code of the user's computes it.
+        takes_sequences: Whether labels are sequences of class numbers, of any length, as of CTC.
     """
 
     name: str
@@ -259,6 +265,7 @@ class OutputInfo:
     num_classes: int | None = None
     ignored_class: int | None = None
     loss_shape: tuple[int | None, ...] | None = None
+    takes_sequences: bool = False
 
     @property
     def needs_label(self) -> bool:
@@ -282,6 +289,8 @@ class ModelInfo:
         several_rates: Whether the optimizer has no learning rate but those of the ones inside, as a `MultiOptimizer`.
         has_call: Whether its class has a ``call``; one with a ``train_step`` of its own trains without.
         synchronized: Whether it has a ``BatchNormalization(synchronized=True)``.
+        is_compiled: Whether it has an optimizer and what that minimizes.
+        is_stateful: Whether each of its batches goes on where the batch before has ended, as ``LSTM(stateful=True)``.
     """
 
     inputs: tuple[InputInfo, ...]
@@ -294,6 +303,8 @@ class ModelInfo:
     several_rates: bool = False
     has_call: bool = True
     synchronized: bool = False
+    is_compiled: bool = True
+    is_stateful: bool = False
 
     @classmethod
     def of(cls, model: keras.Model) -> ModelInfo:
@@ -316,6 +327,8 @@ class ModelInfo:
             several_rates=hasattr(getattr(optimizer, "inner_optimizer", optimizer), "optimizers"),
             has_call=type(model).call is not keras.Model.call,
             synchronized=bool(synchronized_layers(model, every=False)),
+            is_compiled=bool(model.compiled),
+            is_stateful=any(getattr(layer, "stateful", False) for layer in model._flatten_layers()),
         )
 
     def check_rates(self, config: FitConfig, *, replacing: str, scaling: str) -> None:
@@ -450,6 +463,7 @@ def _output_facts(
         num_classes=num_classes,
         ignored_class=ignored_class,
         loss_shape=None if own_loss else _loss_shape(loss, shape),
+        takes_sequences=takes_sequences(loss),
     )
 
 

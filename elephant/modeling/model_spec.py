@@ -30,10 +30,10 @@ from elephant.backends import current
 from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError
 from elephant.modeling.archive_inspection import UNREADABLE, require_known_code
+from elephant.modeling.fixed_batch import take_fewer_rows
 from elephant.modeling.keras_saving import (
     accepted_configs,
     custom_objects_of,
-    forgotten_attribute,
     found_lambdas,
     is_of_keras,
     named_losses,
@@ -41,19 +41,25 @@ from elephant.modeling.keras_saving import (
     require_same_objects,
 )
 from elephant.modeling.live_model import take_apart
+from elephant.modeling.model_equality import (
+    are_equal,
+    have_equal_weights,
+    refuse_forgotten_options,
+    require_same_outputs,
+    require_same_places,
+    require_same_switches,
+)
 from elephant.modeling.model_info import ModelInfo, adds_loss, check_compiled
 from elephant.modeling.variables import (
     build_variables,
     on_cpu,
-    random_generators,
+    read_values,
     read_variables,
     state_variables,
     write_variables,
 )
 from elephant.storage.filesystem import scratch_folder
 
-# What layers are configured with.
-_OF_LAYERS = (keras.initializers.Initializer, keras.regularizers.Regularizer, keras.constraints.Constraint)
 _CONFIG, _WEIGHTS = "config.json", "model.weights.h5"
 # Models that sources were made of, by the sources' ids, as long as the user has them.
 _given: weakref.WeakValueDictionary[str, keras.Model] = weakref.WeakValueDictionary()
@@ -94,7 +100,7 @@ class KerasSettings:
 
     def suiting(self, model: keras.Model) -> KerasSettings:
         """Returns these settings with the policy that a model with loss scaling was compiled under."""
-        scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+        scaled = isinstance(getattr(model, "optimizer", None), keras.optimizers.LossScaleOptimizer)
         return replace(self, dtype_policy="mixed_float16") if scaled else self
 
     @contextlib.contextmanager
@@ -165,7 +171,9 @@ class ModelSpec:
         trained = replace(self, variables=tuple(variables), rows=rows, source_id=uuid.uuid4().hex)
         if self.archive is None or self.variables is not None:
             return trained
-        return replace(trained, archive=save_archive(trained.build()), variables=None)
+        kept = replace(trained, archive=save_archive(trained.build()), variables=None)
+        # It need not keep what it has kept before: of low rank factors, zeros alone.
+        return kept if are_equal(read_variables(kept.build()), variables) else trained
 
     def __repr__(self) -> str:
         if self.archive is None:
@@ -174,22 +182,26 @@ class ModelSpec:
 
 
 @on_cpu()
-def model_source(model: object, custom_objects: Mapping[str, Any] | None = None) -> ModelSpec:
+def model_source(model: object, custom_objects: Mapping[str, Any] | None = None, *, to_train: bool = True) -> ModelSpec:
     """Returns the source of a user's model, after building it once to see that it can be built elsewhere.
 
     Args:
         model: A compiled `keras.Model`, or a function without arguments that returns one.
         custom_objects: Custom layers, losses and metrics by name, besides those that
             the model holds, or that are registered with `keras.saving.register_keras_serializable`.
+        to_train: Whether it is to be trained; one that is not need not be compiled.
 
     Raises:
         ConfigurationError: It is something else, is not compiled, or cannot be rebuilt.
     """
     custom, settings = dict(custom_objects or {}), KerasSettings.current()
     if isinstance(model, ModelSpec):
+        if to_train and not model.facts.is_compiled:
+            raise _not_compiled("a model", "optimizer and loss")
         return model
     if isinstance(model, keras.Model):
-        require_compiled(model)
+        if to_train or model.compiled:
+            require_compiled(model)
         settings = settings.suiting(model)
         with named_losses(model):
             try:
@@ -224,22 +236,22 @@ def _saved_source(model: keras.Model, settings: KerasSettings, custom: dict[str,
     # Built once here, or the first worker would be the one to find out that it cannot be.
     rebuilt = source.build()
     # Keras takes a class with a compile of its own for compiled, and has not called that.
-    if not rebuilt.compiled or getattr(rebuilt, "optimizer", None) is None:
+    if model.compiled and (not rebuilt.compiled or getattr(rebuilt, "optimizer", None) is None):
         raise ConfigurationError(
             f"model: expected Keras to compile {model.name!r} again when it loads the model. It did not, because the "
             "class has a compile of its own without get_compile_config and compile_from_config. Add these, or pass a "
             "function that builds and compiles the model: KerasEstimator(model=build_model)."
         )
-    _refuse_forgotten_options(model, rebuilt)
+    refuse_forgotten_options(model, rebuilt)
     if found:
         with recorded_names() as again, accepted_configs(rebuilt), warnings.catch_warnings():
             # Of lambdas, once more.
             warnings.simplefilter("ignore")
             keras.saving.serialize_keras_object(rebuilt)
         require_same_objects(written, again, custom)
-    if not _have_equal_weights(model, rebuilt):
+    if not have_equal_weights(model, rebuilt):
         source = _with_own_weights(source, model, rebuilt)
-    _require_same_switches(model, rebuilt)
+    require_same_switches(model, rebuilt)
     if objects:
         require_same_outputs(model, rebuilt)
     return source
@@ -261,120 +273,16 @@ def _taken_source(
                 f"{error} It cannot be taken as it is either: {reason} Or give {type(model).__qualname__} a get_config."
             ) from error
         rebuilt = taken()
-    _refuse_forgotten_options(model, rebuilt)
+    refuse_forgotten_options(model, rebuilt)
     source = ModelSpec(ModelInfo.of(model), settings, builder=taken)
     if not model.weights or not (model.built or type(model).call is keras.Model.call):
         return source
     build_variables(rebuilt, None)
     # An optimizer that has not been used has no state yet.
-    given = state_variables(model) if model.optimizer.built else model.weights
+    given = state_variables(model) if getattr(model.optimizer, "built", False) else model.weights
     for variable, value in zip(state_variables(rebuilt), given, strict=False):
         variable.assign(value)
     return replace(source, variables=tuple(read_variables(rebuilt)))
-
-
-def _require_same_switches(model: keras.Model, rebuilt: keras.Model) -> None:
-    """Raises where saving loses what was switched off for single variables."""
-    optimizers = [one.optimizer for one in (model, rebuilt)]
-    decays = [getattr(optimizer, "_use_weight_decay", lambda variable: True) for optimizer in optimizers]
-    for variable, other in zip(model.weights, rebuilt.weights, strict=False):
-        for switch, before, after in (
-            ("trainable", variable.trainable, other.trainable),
-            ("weight decay", decays[0](variable), decays[1](other)),
-        ):
-            if bool(before) != bool(after):
-                raise ConfigurationError(
-                    f"model: expected Keras to keep that {variable.path!r} has {switch}={bool(before)} when it saves "
-                    f"the model. It gave back {bool(after)}. Set it on a layer that takes **options, or pass a "
-                    "function that builds and compiles the model instead: KerasEstimator(model=build_model)."
-                )
-
-
-def require_same_outputs(model: keras.Model, rebuilt: keras.Model) -> None:
-    """Raises ConfigurationError where a rebuilt model of the user's classes gives something else than the given one.
-
-    Keras makes layers and losses anew of their configs, which need not have all: what was set after construction, or
-    is no argument. Both see two rows of numbers or words. A model that cannot take these, or draws at random, is not
-    tried.
-    """
-    example = _two_rows(model)
-    if example is None:
-        return
-    generators = random_generators(model)
-    states = [keras.ops.convert_to_numpy(generator) for generator in generators]
-    outputs: list[Any] = []
-    try:
-        for one in (model, model, rebuilt):
-            outputs.append(_numbers_of(one, example))
-    except Exception as error:
-        if len(outputs) == 2:
-            raise ConfigurationError(
-                f"model: expected {model.name!r} to work when Keras has made it again of what it saves. Received: "
-                f"{type(error).__name__}: {error} Pass a function that builds and compiles the model instead: "
-                "KerasEstimator(model=build_model)."
-            ) from error
-        return
-    finally:
-        for generator, state in zip(generators, states, strict=True):
-            generator.assign(state)
-    given, again, made = outputs
-    if not all(map(_is_close, given, again)):
-        return
-    if len(given) != len(made) or not all(map(_is_close, given, made)):
-        raise ConfigurationError(
-            f"model: expected {model.name!r} to give the same outputs and losses when Keras has made it again of what "
-            "it saves. Received: others. A layer, loss or function has something that its get_config does not: what "
-            "was set after its construction, say. Give it a get_config that has it, or pass a function that builds and "
-            "compiles the model: KerasEstimator(model=build_model)."
-        )
-
-
-def _two_rows(model: keras.Model) -> Any:
-    """Returns a small batch for a model whose inputs are known numbers or texts; None for others."""
-    generator = np.random.default_rng(0)
-    try:
-        inputs = model.inputs
-        if any(getattr(layer, "stateful", False) for layer in model._flatten_layers()):
-            return None
-        # Some take no word but their own.
-        vocabularies = (layer.get_vocabulary() for layer in model._flatten_layers() if hasattr(layer, "get_vocabulary"))
-        words = [str(word) for words in vocabularies for word in words[-1:]] or ["a"]
-        rows = []
-        for given in inputs:
-            shape, dtype = [2, *(size or 3 for size in given.shape[1:])], keras.backend.standardize_dtype(given.dtype)
-            values = generator.uniform(0.1, 0.9, shape) if "float" in dtype else np.ones(shape)
-            values = np.full(shape, words[0], object) if dtype == "string" else values.astype(dtype)
-            rows.append(keras.ops.convert_to_tensor(values, dtype))
-    except (AttributeError, TypeError, ValueError):
-        return None
-    return keras.tree.pack_sequence_as(model._inputs_struct, rows) if hasattr(model, "_inputs_struct") else rows[0]
-
-
-def _numbers_of(model: keras.Model, example: Any) -> list[np.ndarray]:
-    """Returns the outputs of a model for a batch, and the losses of these."""
-    outputs = keras.tree.flatten(model(example, training=False))
-    numbers = [np.asarray(keras.ops.convert_to_numpy(output), np.float64) for output in outputs]
-    losses = [loss for loss in keras.tree.flatten(getattr(model, "loss", None)) if callable(loss)]
-    for place, loss in enumerate(losses):
-        predicted = outputs[min(place, len(outputs) - 1)]
-        labels = np.random.default_rng(place).uniform(0.1, 0.9, predicted.shape).astype("float32")
-        # One that takes other labels says nothing.
-        with contextlib.suppress(Exception):
-            value = loss(keras.ops.convert_to_tensor(labels), predicted)
-            numbers.append(np.asarray(keras.ops.convert_to_numpy(value), np.float64))
-    return numbers
-
-
-def _is_close(one: np.ndarray, other: np.ndarray) -> bool:
-    return one.shape == other.shape and bool(np.allclose(one, other, rtol=1e-3, atol=1e-5, equal_nan=True))
-
-
-def _have_equal_weights(model: keras.Model, rebuilt: keras.Model) -> bool:
-    to_numpy = keras.ops.convert_to_numpy
-    return len(model.weights) == len(rebuilt.weights) and all(
-        np.array_equal(to_numpy(weight), to_numpy(other), equal_nan="float" in str(weight.dtype))
-        for weight, other in zip(model.weights, rebuilt.weights, strict=True)
-    )
 
 
 def _with_own_weights(source: ModelSpec, model: keras.Model, rebuilt: keras.Model) -> ModelSpec:
@@ -382,12 +290,7 @@ def _with_own_weights(source: ModelSpec, model: keras.Model, rebuilt: keras.Mode
 
     Of layers with ``enable_lora`` an archive has one kernel, and a model that is made of it draws new factors.
     """
-    if [weight.shape for weight in model.weights] != [weight.shape for weight in rebuilt.weights]:
-        raise ConfigurationError(
-            f"model: expected Keras to keep all weights of {model.name!r} when it saves the model. It gave back "
-            f"{len(rebuilt.weights)} of {len(model.weights)}, or of other shapes. Pass a function that builds and "
-            "compiles the model instead: KerasEstimator(model=build_model)."
-        )
+    require_same_places(model, rebuilt)
     build_variables(rebuilt, None)
     for weight, value in zip(rebuilt.weights, model.weights, strict=True):
         weight.assign(value)
@@ -400,11 +303,15 @@ def require_compiled(model: keras.Model) -> None:
     if not model.compiled or getattr(model, "optimizer", None) is None or lossless:
         missing = "optimizer and loss" if not model.compiled else "a loss" if lossless else "an optimizer"
         own = " Have its own compile call super().compile(optimizer=...)." if missing == "an optimizer" else ""
-        raise ConfigurationError(
-            f"model: expected a compiled model. Received: {model.name!r} without {missing}. "
-            f"Call model.compile(optimizer=..., loss=...) before you pass it.{own}"
-        )
+        raise _not_compiled(repr(model.name), missing, own)
     check_compiled(model)
+
+
+def _not_compiled(model: str, missing: str, remedy: str = "") -> ConfigurationError:
+    return ConfigurationError(
+        f"model: expected a compiled model. Received: {model} without {missing}. "
+        f"Call model.compile(optimizer=..., loss=...) before you pass it.{remedy}"
+    )
 
 
 def _call_builder(builder: Callable[[], keras.Model] | None) -> keras.Model:
@@ -468,54 +375,6 @@ def _load_archive(archive: bytes, custom_objects: Mapping[str, Any], safe_mode: 
             ) from error
 
 
-def _refuse_forgotten_options(model: keras.Model, rebuilt: keras.Model) -> None:
-    """Raises where saving loses an option.
-
-    Keras gives ``Huber(delta=2.0)`` back with delta 1, and of a user's loss without a ``get_config`` all defaults.
-    """
-    for given, other in zip(_compiled_parts(model), _compiled_parts(rebuilt), strict=False):
-        before, after = getattr(given, "_fn_kwargs", None) or {}, getattr(other, "_fn_kwargs", None) or {}
-        for name, value in before.items():
-            if not _same(value, after.get(name)):
-                raise _forgotten(given, name, value, after.get(name), "Pass")
-    for given, other in zip(_configured_parts(model), _configured_parts(rebuilt), strict=False):
-        forgotten = forgotten_attribute(given, other)
-        if forgotten is not None:
-            raise _forgotten(given, *forgotten, f"Give {type(given).__qualname__} a get_config that has it, or pass")
-
-
-def _forgotten(given: Any, name: str, value: Any, other: Any, remedy: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"model: expected Keras to keep {name}={value!r} of {type(given).__name__} when it saves the model. It gave "
-        f"back {other!r}. {remedy} a function that builds and compiles the model instead: "
-        "KerasEstimator(model=build_model)."
-    )
-
-
-def _configured_parts(model: keras.Model) -> list[Any]:
-    """Returns the objects of a model that may be of the user's classes, in an order that an equal model has too."""
-    optimizer = model.optimizer
-    parts = [*_compiled_parts(model), optimizer, getattr(optimizer, "_learning_rate", None)]
-    for layer in model._flatten_layers():
-        parts += [layer, *(part for part in vars(layer).values() if isinstance(part, _OF_LAYERS))]
-    return parts
-
-
-def _same(value: Any, other: Any) -> bool:
-    if value is None or other is None:
-        return value is other
-    try:
-        return bool(np.allclose(np.asarray(value, dtype=float), np.asarray(other, dtype=float)))
-    except (TypeError, ValueError):
-        return repr(value) == repr(other)
-
-
-def _compiled_parts(model: keras.Model) -> list[Any]:
-    # Public names give the loss alone; a subclass with a compile of its own may have none of it.
-    arguments = getattr(getattr(model, "_compile_config", None), "config", {})
-    return keras.tree.flatten([arguments.get(name) for name in ("loss", "metrics", "weighted_metrics")])
-
-
 def _cause(error: Exception) -> str:
     """Returns the class that Keras misses or cannot make, without the whole config around it, and what to do."""
     refused = re.findall(r"\w+\.__init__\(\) got an unexpected keyword argument '\w+'", str(error))
@@ -556,8 +415,9 @@ class Servable:
         settings: Keras' settings where it was made.
         archive: The bytes of a ``.keras`` file, or None when there is a builder.
         builder: A function without arguments that returns the model, or None.
-        weights: What replaces the built model's weights; None keeps them.
-        rows: What one row of its input is, for a builder whose model is not built by it.
+        weights: What replaces the built model's weights, which travel beside the archive as well where Keras does not
+            keep them in it; None keeps them.
+        rows: What one row of its input is, for a model that is not built without.
         custom_objects: Classes and functions that the archive names.
         safe_mode: Whether Keras refuses code in the archive.
     """
@@ -573,13 +433,17 @@ class Servable:
     @classmethod
     @on_cpu()
     def of(cls, source: ModelSpec) -> Servable:
-        """Returns the parts of a source's model that predict; a model that a function builds is built for that once."""
-        if source.archive is not None:
-            archive = without_optimizer(source.archive)
-            objects, safe_mode = source.custom_objects, source.safe_mode
-            return cls(source.settings, archive=archive, custom_objects=objects, safe_mode=safe_mode)
-        weights = tuple(np.array(keras.ops.convert_to_numpy(weight)) for weight in source.build().weights)
-        return cls(source.settings, builder=source.builder, weights=weights, rows=source.rows)
+        """Returns the parts of a source's model that predict; it is built for that once, unless its archive has all."""
+        in_archive = source.archive is not None and source.variables is None
+        return cls(
+            source.settings,
+            archive=None if source.archive is None else without_optimizer(source.archive),
+            builder=source.builder,
+            weights=None if in_archive else tuple(read_values(source.build().weights)),
+            rows=source.rows,
+            custom_objects=source.custom_objects,
+            safe_mode=source.safe_mode,
+        )
 
     @classmethod
     @on_cpu()
@@ -589,8 +453,13 @@ class Servable:
             archive = without_optimizer(save_archive(model))
         objects = {**custom_objects_of(written), **registered_objects(model)}
         servable = cls(KerasSettings.current(), archive=archive, custom_objects=objects)
+        rebuilt = servable.build()
+        if not have_equal_weights(model, rebuilt):
+            require_same_places(model, rebuilt)
+            servable = replace(servable, weights=tuple(read_values(model.weights)))
+            rebuilt = servable.build()
         if objects:
-            require_same_outputs(model, servable.build())
+            require_same_outputs(model, rebuilt)
         return servable
 
     def build(self) -> keras.Model:
@@ -609,6 +478,7 @@ class Servable:
                 build_variables(model, self.rows)
             for variable, value in zip(model.weights, self.weights, strict=True):
                 variable.assign(value)
+        take_fewer_rows(model)
         # Batches are handed over one at a time.
         model.steps_per_execution = 1
         return model

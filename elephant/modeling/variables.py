@@ -82,7 +82,7 @@ def build_variables(model: keras.Model, rows: RowSpec | None) -> None:
     """
     if not model.built or not model.weights:
         _build_weights(model, rows)
-    if not model.optimizer.built:
+    if getattr(model, "optimizer", None) is not None and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
 
 
@@ -143,8 +143,9 @@ def _zeros(tensor: TensorSpec) -> Any:
 
 
 def state_variables(model: keras.Model) -> list[keras.Variable]:
-    """Returns all variables that training changes: weights, then the optimizer's."""
-    return [*model.weights, *restored_optimizer(model.optimizer).variables]
+    """Returns all variables that training changes: weights, then those of the optimizer that it was compiled with."""
+    optimizer = getattr(model, "optimizer", None)
+    return [*model.weights, *(restored_optimizer(optimizer).variables if optimizer is not None else [])]
 
 
 def read_values(variables: Iterable[keras.Variable]) -> list[np.ndarray]:

@@ -291,6 +291,7 @@ def target_labels(facts: ModelInfo, choice: ColumnSelection) -> tuple[list[Field
     fields = []
     for place, (known, columns) in enumerate(chosen):
         of_each = known.shape is not None and len(known.shape) > 1 and known.shape[0] is None
+        of_each = of_each or known.takes_sequences
         shape = (known.label_shape or (None,)) if of_each else known.label_shape
         dtype = "int32" if known.label_shape is None else facts.dtype
         is_class = known.label_shape is None and len(known.shape or ()) == 1

@@ -277,6 +277,8 @@ def _label(columns: list[StructField], output: OutputInfo, floatx: str, role: st
         classes = output.label_shape is None and all(integer_type(each.dataType) for each in columns)
         # A class number takes the place of the scores of all classes.
         shape = output.shape[:-1] if output.label_shape is None and output.shape else output.label_shape
+        if output.takes_sequences:
+            shape = None
         field = Field(role, names, "int32" if classes else floatx, vector_kind(columns, floatx, param), shape)
         return _of_several(field, param, f"a label of the model's output, whose shape is {output.shape}")
     if is_scalar(column.dataType):
@@ -287,6 +289,8 @@ def _label(columns: list[StructField], output: OutputInfo, floatx: str, role: st
     is_classes = output.label_shape is None and integer_type(element) is not None and depth > 0
     dtype = "int32" if is_classes else floatx
     kind = _array_kind(column, dtype, param, None)
+    if output.takes_sequences and depth == 1:
+        return Field(role, names, dtype, RAGGED, (None,))
     # A label for every element of a sequence of any length.
     if depth > 0 and output.shape is not None and len(output.shape) > 1 and output.shape[0] is None:
         return Field(role, names, dtype, RAGGED, (None,) * depth if output.label_shape is None else output.label_shape)

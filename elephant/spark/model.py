@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -13,7 +13,7 @@ from pyspark.ml import Model
 from pyspark.sql import DataFrame
 
 from elephant.cluster.coordinator import FitResult
-from elephant.errors import ConfigurationError, brief_errors
+from elephant.errors import ConfigurationError, brief_errors, warn_user
 from elephant.modeling.model_spec import ModelSpec
 from elephant.monitor.progress import curve_names, plot_curves
 from elephant.monitor.report import curve_svg, table_html
@@ -22,11 +22,17 @@ from elephant.spark.column_selection import ColumnSelection
 from elephant.spark.evaluate import Evaluation, evaluate_rows
 from elephant.spark.model_batches import PackedFunction
 from elephant.spark.model_cache import PackedModel
-from elephant.spark.model_files import SUFFIXES, export_model, write_model
+from elephant.spark.model_files import SUFFIXES, export_model, source_of, write_model
 from elephant.spark.params import ModelParams, chosen_values, input_choice, labelled_choice, optional
 from elephant.spark.persistence import FUNCTIONS, SavedParts, SavedStage
 from elephant.spark.training_data import frame_of, require_frame, rows_of_frame
-from elephant.spark.transform import add_predictions, checked_batch_size, collected_predictions, packed_model
+from elephant.spark.transform import (
+    add_predictions,
+    checked_batch_size,
+    collected_predictions,
+    packed_model,
+    require_evaluable,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,10 +41,13 @@ if TYPE_CHECKING:
 class KerasModel(Model, ModelParams, SavedStage):
     """A trained Keras model that transforms DataFrames.
 
-    Made by `KerasEstimator.fit` or `KerasModel.load`.
+    Made by `KerasEstimator.fit`, by `KerasModel.load`, or of a model that was trained elsewhere. Params are set by
+    their setters.
 
     Args:
-        source: The trained model as a value.
+        model: A `keras.Model`, compiled if it is to be evaluated; the path of one that Keras has saved; or a function
+            without arguments that returns one. It is taken as it is now.
+        customObjects: Custom layers, losses and metrics by name, besides those that the model holds.
         history: One number per epoch by metric.
         training_statistics: What was counted in the fit.
         plan: Where each rank ran.
@@ -47,19 +56,21 @@ class KerasModel(Model, ModelParams, SavedStage):
     Examples:
         >>> fitted = KerasModel.load("hdfs:///models/digits")  # doctest: +SKIP
         >>> fitted.transform(df).select("prediction", "probability")  # doctest: +SKIP
+        >>> KerasModel(keras_model).setFeaturesCol("pixels").transform(df)  # doctest: +SKIP
     """
 
     def __init__(
         self,
-        source: ModelSpec,
+        model: ModelSpec | keras.Model | Callable[[], keras.Model] | str | os.PathLike[str],
         *,
+        customObjects: Mapping[str, Any] | None = None,
         history: Mapping[str, Sequence[float]] | None = None,
         training_statistics: Mapping[str, Any] | None = None,
         plan: Sequence[Mapping[str, Any]] = (),
         summary: FitSummary | None = None,
     ) -> None:
         super().__init__()
-        self._source = source
+        self._source = source_of(model, customObjects, to_train=False)
         self._history = {name: list(values) for name, values in (history or {}).items()}
         self._training_statistics = dict(training_statistics or {})
         self._plan = [dict(rank) for rank in plan]
@@ -212,11 +223,13 @@ class KerasModel(Model, ModelParams, SavedStage):
         Raises:
             SchemaError: A column is missing or unusable.
             DataError: There are no rows.
+            ConfigurationError: The model is not compiled, or its rows go on where others have ended.
 
         Examples:
             >>> fitted.evaluate(test_df)["accuracy"]  # doctest: +SKIP
         """
         require_frame(dataset, "evaluate")
+        require_evaluable(self._source.facts)
         facts, function = self._source.facts, optional(self, self.preprocessing)
         choice = labelled_choice(self)
         self._require_labels(choice)
@@ -320,6 +333,13 @@ class KerasModel(Model, ModelParams, SavedStage):
         """
         if os.fspath(path).endswith(SUFFIXES):
             write_model(path, self.model, {}, overwrite=False)
+            if self._source.archive is not None and self._source.variables is not None:
+                warn_user(
+                    f"path={os.fspath(path)}: expected a model of which a file of Keras keeps all weights. Received: "
+                    "one of which it does not, such as with enable_lora: Keras adds low rank factors to the kernels, "
+                    "and zeros take their place, with which training cannot go on. A folder keeps all: save(path) "
+                    "without .keras or .h5."
+                )
         else:
             self.write().save(os.fspath(path))
 

@@ -112,6 +112,7 @@ class ModelRows:
     ) -> None:
         self._schema = schema
         self._batch_size = batch_size
+        self._size: int | None = None
         self._function = function
         self._start = start
         self._first_row = 0
@@ -127,7 +128,7 @@ class ModelRows:
         """
         if not len(columns[0]):
             return
-        size = self._batch_size or self._size_for_model(columns)
+        size = self._size or self._size_for_model(columns)
         for start in range(0, len(columns[0]), size):
             part = [column.slice(start, size) for column in columns]
             values = tuple(self._checked(place, column) for place, column in enumerate(part))
@@ -143,9 +144,12 @@ class ModelRows:
     def _size_for_model(self, columns: Sequence[pa.Array]) -> int:
         for place, column in enumerate(columns):
             self._checked(place, column.slice(0, _FIRST_ROWS))
-        rows = self._start().rows_of_batch
-        self._batch_size = rows if self._function is None else min(rows, ROWS_OF_FUNCTION)
-        return self._batch_size
+        predictor = self._start()
+        size = self._batch_size or predictor.rows_of_batch
+        if self._function is not None and self._batch_size is None:
+            size = min(size, ROWS_OF_FUNCTION)
+        self._size = min(size, predictor.most_rows or size)
+        return self._size
 
     def _prepared(self, values: tuple[Values, ...], num_rows: int) -> ModelBatch:
         schema = self._schema

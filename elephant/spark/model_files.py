@@ -281,7 +281,11 @@ def _load(path: Path, custom_objects: dict[str, Any], safe_mode: bool) -> tuple[
 
 
 def source_of(
-    model: object, custom_objects: Mapping[str, Any] | None = None, *, trusted: bool | None = None
+    model: object,
+    custom_objects: Mapping[str, Any] | None = None,
+    *,
+    trusted: bool | None = None,
+    to_train: bool = True,
 ) -> ModelSpec:
     """Returns the source of a user's model.
 
@@ -290,15 +294,16 @@ def source_of(
             has saved, wherever `elephant.spark.hadoop_files.read_model_bytes` reads; or a fitted `KerasModel`, with
             which training goes on from its weights and its optimizer's state.
         trusted: Whether code in the file of a path may run: `elephant.spark.trust.is_trusted`.
+        to_train: Whether it is to be trained; one that is not need not be compiled.
 
     Raises:
         ConfigurationError: It is none of these, is not compiled, or cannot be rebuilt; its file holds code that is
             not trusted.
     """
     if isinstance(model, (str, os.PathLike)):
-        return model_source(_loaded(model, custom_objects, trusted), custom_objects)
+        return model_source(_loaded(model, custom_objects, trusted), custom_objects, to_train=to_train)
     fitted = None if isinstance(model, keras.Model) else getattr(model, "source", None)
-    return model_source(fitted if isinstance(fitted, ModelSpec) else model, custom_objects)
+    return model_source(fitted if isinstance(fitted, ModelSpec) else model, custom_objects, to_train=to_train)
 
 
 def _loaded(

@@ -40,6 +40,7 @@ from elephant.modeling.archive_inspection import UNREADABLE, KnownCode, code_of_
 from elephant.modeling.keras_saving import LAMBDA
 from elephant.modeling.model_info import ModelInfo
 from elephant.modeling.model_spec import KerasSettings, ModelSpec
+from elephant.net.buffers import portable
 from elephant.spark.hadoop_files import is_file, local_path, read_file, write_file
 from elephant.spark.model_files import SUFFIXES
 from elephant.spark.trust import (
@@ -205,7 +206,8 @@ def _files_of(source: ModelSpec, code: dict[str, Any]) -> dict[str, bytes]:
         files["model.keras"] = source.archive
     if source.variables is not None:
         buffer = io.BytesIO()
-        np.savez(buffer, *source.variables)
+        # Files of numpy know no bfloat16.
+        np.savez(buffer, *map(portable, source.variables))
         files["variables.npz"] = buffer.getvalue()
     if code:
         files["code.pkl"] = cloudpickle.dumps(code)

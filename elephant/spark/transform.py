@@ -153,11 +153,7 @@ def _prepared(
     columns: StructType, facts: ModelInfo, choice: ColumnSelection, preprocessing: Callable[..., Any] | None
 ) -> tuple[DataSchema, PackedFunction | None]:
     """Returns the schema that the columns that travel become, and what is to be made of that."""
-    if not facts.has_call:
-        raise ConfigurationError(
-            "model: expected a class with a call method, which gives predictions. Received: one without, which can be "
-            "trained alone. Give it a call, or predict with a part of it: elephant.predict_udf(fitted.model.PART)."
-        )
+    require_predicting(facts)
     if preprocessing is not None:
         names = [known.name for known in facts.inputs]
         function = PackedFunction.of(preprocessing, target_inputs(facts, choice), names)
@@ -166,6 +162,33 @@ def _prepared(
     # Of so many elements most are zero, as a rule.
     wide = {field.columns[0] for field in schema.inputs if (field.width or 0) > _WIDE}
     return schema.with_sparse(wide.intersection(undecided_vectors(columns, schema))), None
+
+
+def require_predicting(facts: ModelInfo) -> None:
+    """Raises ConfigurationError unless a model gives each row a prediction of its own."""
+    if not facts.has_call:
+        raise ConfigurationError(
+            "model: expected a class with a call method, which gives predictions. Received: one without, which can be "
+            "trained alone. Give it a call, or predict with a part of it: elephant.predict_udf(fitted.model.PART)."
+        )
+    if facts.is_stateful:
+        raise ConfigurationError(
+            "model: expected one that gives each row a prediction of its own, wherever it lies. Received: one with "
+            "stateful=True, whose rows go on where those of the batch before have ended. Predict with fitted.model in "
+            "one process, or build the model with stateful=False, set_weights(fitted.model.get_weights()), and give it "
+            "to elephant.KerasModel."
+        )
+
+
+def require_evaluable(facts: ModelInfo) -> None:
+    """Raises ConfigurationError unless a model is compiled, and gives each row a prediction of its own."""
+    if not facts.is_compiled:
+        raise ConfigurationError(
+            "model: expected a compiled model, whose loss and metrics evaluate computes. Received: one without them. "
+            "Call compile(optimizer=..., loss=..., metrics=...) before you pass it to KerasModel."
+        )
+    if facts.is_stateful:
+        require_predicting(facts)
 
 
 def checked_batch_size(batch_size: int | None, name: str = "inferenceBatchSize") -> int | None:

@@ -55,7 +55,7 @@ from elephant.spark.predict_task import (
     raw_columns,
 )
 from elephant.spark.training_data import spark_type
-from elephant.spark.transform import as_arrow_udf, checked_batch_size, packed, struct_of
+from elephant.spark.transform import as_arrow_udf, checked_batch_size, packed, require_predicting, struct_of
 from elephant.spark.trust import is_trusted, require_trust
 from elephant.training.input.user_batches import as_array, user_array
 
@@ -103,6 +103,8 @@ def predict_udf(
     """
     size = checked_batch_size(*((inferenceBatchSize,) if batchSize is None else (batchSize, "batchSize")))
     served = _served(model)
+    if served.facts is not None:
+        require_predicting(served.facts)
     facts, columns = served.facts, tuple(raw_columns(served.facts.outputs)) if served.facts is not None else ()
     if returnType is not None:
         kind = _parse_datatype_string(returnType) if isinstance(returnType, str) else returnType

@@ -15,6 +15,7 @@ from elephant.backends import current
 from elephant.data.ragged import RaggedArray, Values
 from elephant.data.schema import RAGGED, Field, Nest, num_leaves, unpack
 from elephant.errors import ConfigurationError
+from elephant.modeling.fixed_batch import most_rows
 from elephant.training.input.tensors import Tensors
 
 # Rows of a batch: as a rule; and at least, and at most, by the bytes of what the widest layer gives for them. Rows of a
@@ -31,6 +32,11 @@ class Predictor:
     def __init__(self, model: keras.Model) -> None:
         self.model = model
         self._functions: dict[Any, Callable[..., Any]] = {}
+
+    @functools.cached_property
+    def most_rows(self) -> int | None:
+        """Rows that the model takes at a time, where it says how many; None where it takes any."""
+        return most_rows(self.model)
 
     @functools.cached_property
     def rows_of_batch(self) -> int:

@@ -7,7 +7,7 @@ from tables import every_case
 
 from elephant.data.ragged import RaggedArray
 from elephant.data.schema import DENSE, RAGGED, SCALAR, Field
-from elephant.data.to_numpy import refuse_bad_weights, refuse_unknown_classes, to_numpy
+from elephant.data.to_numpy import refuse_bad_weights, refuse_unknown_classes, to_numpy, to_values
 from elephant.errors import DataError
 
 FEATURES = Field("features", ("x",), "float32", DENSE, (4,))
@@ -126,3 +126,26 @@ def test_labels_when_they_are_sequences_then_the_error_names_the_row_of_the_elem
     labels = RaggedArray(np.array([0, 2, 2, 5]), (np.array([0, 1, 2, 0, 4]),))
     with pytest.raises(DataError, match="Received: 4 in row 12 of the partition"):
         refuse_unknown_classes(labels, field, 10)
+
+
+PICTURES = Field("features", ("x",), "float32", DENSE, (None, None, 3))
+
+
+def test_pictures_when_several_sizes_are_free_then_nested_lists_tell_them():
+    rows = np.arange(2 * 4 * 5 * 3, dtype="float32").reshape(2, 4, 5, 3)
+    values, natural = to_values(pa.array(rows.tolist()), PICTURES)
+    assert natural == (4, 5, 3) == PICTURES.row_shape(natural)
+    np.testing.assert_array_equal(values, rows)
+
+
+@every_case(
+    ("rows", "message"),
+    [
+        (np.ones((2, 60)), r"fit the model's shape \(None, None, 3\). Received: rows of 60 values. Nested arrays tell"),
+        (np.ones((2, 4, 5, 1)), r"expected 3 values in every inner array. Received: 1 values"),
+        (np.ones((2, 20, 3)), r"fit the model's shape \(None, None, 3\). Received: rows of shape \(20, 3\)"),
+    ],
+)
+def test_pictures_when_rows_do_not_tell_their_sizes_then_says_what_does(rows, message):
+    with pytest.raises(DataError, match=message):
+        to_values(pa.array(rows.tolist()), PICTURES)

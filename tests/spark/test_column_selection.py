@@ -19,6 +19,7 @@ from pyspark.sql.types import (
     DoubleType,
     FloatType,
     IntegerType,
+    LongType,
     StructField,
     StructType,
     _parse_datatype_string,
@@ -28,6 +29,7 @@ from tiers import in_tiers
 
 from elephant import KerasEstimator
 from elephant.data.casting import prepared_batch
+from elephant.data.schema import DENSE, RAGGED
 from elephant.data.shard import ShardWriter
 from elephant.data.to_numpy import to_values
 from elephant.errors import ConfigurationError, DataError, SchemaError
@@ -539,3 +541,14 @@ def test_fit_when_a_label_is_none_of_the_classes_then_the_driver_says_which(spar
     model.compile("sgd", SPARSE_LOSS)
     with pytest.raises(DataError, match="column 'y': expected class numbers from 0 to 2.* Received: 3 in row 3 of"):
         KerasEstimator(model=model, featuresCol="x", labelCol="y", verbose=0).fit(frame)
+
+
+def test_labels_when_ctc_compares_sequences_of_classes_then_have_any_length():
+    model = keras.Sequential([keras.Input((8, 4)), keras.layers.Dense(5)])
+    model.compile("sgd", keras.losses.CTC())
+    kinds = {"x": ArrayType(ArrayType(DoubleType())), "y": ArrayType(IntegerType()), "a": LongType(), "b": LongType()}
+    columns, facts = StructType([StructField(name, kind) for name, kind in kinds.items()]), model_source(model).facts
+    (label,) = training_schema(columns, facts, ColumnSelection(features="x", label="y")).labels
+    assert (label.kind, label.dtype, label.shape, label.num_classes) == (RAGGED, "int32", (None,), None)
+    (label,) = training_schema(columns, facts, ColumnSelection(features="x", label=["a", "b"])).labels
+    assert (label.kind, label.dtype, label.columns) == (DENSE, "int32", ("a", "b"))

@@ -13,7 +13,7 @@ from pyspark import cloudpickle
 from pyspark.ml.linalg import Vectors
 from spark_frames import partitioned_frame
 
-from elephant import KerasEstimator, KerasModel
+from elephant import KerasEstimator, KerasModel, predict_udf
 from elephant.errors import ConfigurationError
 
 TOLERANCE = 1e-5
@@ -112,3 +112,48 @@ def test_model_when_its_path_leads_nowhere_then_says_so(spark, tmp_path):
         KerasEstimator(model=str(tmp_path / "none.keras"))
     with pytest.raises(ConfigurationError, match=r"path: expected a name that ends in .keras or .h5"):
         KerasEstimator(model=str(tmp_path / "model"))
+
+
+def test_low_rank_model_when_fitted_and_saved_then_every_way_predicts_with_what_it_has_learned(spark, tmp_path):
+    keras.utils.set_random_seed(4)
+    model = keras.Sequential([layers.Input((4,)), layers.Dense(8, "tanh"), layers.Dense(1)])
+    model.layers[0].enable_lora(2)
+    model.compile(keras.optimizers.Adam(0.05), "mse")
+    x = np.random.default_rng(5).normal(size=(40, 4)).astype("float32")
+    frame = spark.createDataFrame([(row.tolist(), float(row.sum())) for row in x], "x array<float>, y float")
+    options = {"featuresCol": "x", "labelCol": "y", "numWorkers": 2, "batchSize": 10, "epochs": 2}
+    fitted = KerasEstimator(model=model, **options).fit(frame)
+    learned = fitted.model.predict(x, verbose=0)[:, 0]
+    assert np.abs(learned - model.predict(x, verbose=0)[:, 0]).max() > 0.1
+    fitted.save(str(tmp_path / "folder"))
+    with pytest.warns(UserWarning, match=r"expected a model of which a file of Keras keeps all weights"):
+        fitted.save(str(tmp_path / "model.keras"))
+    one_process = fitted.model.evaluate(x, x.sum(axis=1), verbose=0)
+    given = KerasModel(fitted.model).setFeaturesCol("x").setLabelCol("y")
+    for one in (fitted, KerasModel.load(str(tmp_path / "folder")), given):
+        np.testing.assert_allclose(one.predict(frame)[:, 0], learned, atol=1e-6)
+        assert one.evaluate(frame)["loss"] == pytest.approx(one_process, rel=1e-5)
+    rows = fitted.transform(frame).select("prediction", predict_udf(fitted)("x")).collect()
+    np.testing.assert_allclose(np.array(rows), np.stack([learned, learned], axis=1), atol=1e-6)
+
+
+@pytest.mark.slow("two fits; test_column_selection.py holds what such labels become")
+def test_sequences_of_classes_when_ctc_compares_them_then_padded_and_ragged_ones_equal_one_process(spark):
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([layers.Input((8, 4)), layers.LSTM(6, return_sequences=True), layers.Dense(5)])
+    model.compile(keras.optimizers.SGD(0.05), keras.losses.CTC())
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(32, 8, 4)).astype("float32"), rng.integers(1, 5, (32, 3)).astype("int32")
+    lengths = rng.integers(1, 4, 32)
+    y[np.arange(3) >= lengths[:, np.newaxis]] = 0
+    ragged = [y[place, :length].tolist() for place, length in enumerate(lengths)]
+    rows = list(zip(x.tolist(), y.tolist(), ragged, strict=True))
+    frame = spark.createDataFrame(rows, "x array<array<float>>, padded array<int>, ragged array<int>")
+    options = {"featuresCol": "x", "numWorkers": 2, "batchSize": 16, "epochs": 2, "shuffle": False}
+    fitted = [KerasEstimator(model=model, labelCol=label, **options).fit(frame) for label in ("padded", "ragged")]
+    losses = model.fit(x, y, batch_size=32, epochs=2, shuffle=False, verbose=0).history["loss"]
+    for one, label in zip(fitted, ("padded", "ragged"), strict=True):
+        assert largest_difference(one.model.get_weights(), model.get_weights()) < TOLERANCE
+        assert one.history["loss"] == pytest.approx(losses, rel=1e-5)
+        loss = one.copy({one.labelCol: label}).evaluate(frame)["loss"]
+        assert loss == pytest.approx(model.evaluate(x, y, verbose=0), rel=1e-5)

@@ -72,7 +72,10 @@ def test_predict_when_inputs_and_outputs_are_several_then_equals_keras_by_name()
 
 def test_rows_when_they_are_more_than_a_batch_then_go_through_the_model_in_batches_and_in_order():
     schema = DataSchema(inputs=(Field("x", ("x",), "float32", DENSE, (1,)),))
-    rows, values = ModelRows(schema, 4, None, lambda: None), np.arange(15, dtype="float32").reshape(15, 1)
+    rows, values = (
+        ModelRows(schema, 4, None, lambda: types.SimpleNamespace(most_rows=None)),
+        np.arange(15, dtype="float32").reshape(15, 1),
+    )
     sizes, seen = [], []
     # Two chunks of one partition: a batch never spans both.
     for chunk in (values[:10], values[10:]):
@@ -86,7 +89,9 @@ def test_rows_when_they_are_more_than_a_batch_then_go_through_the_model_in_batch
 def test_rows_when_their_number_is_left_to_the_model_then_it_is_asked_when_there_are_some():
     schema = DataSchema(inputs=(Field("x", ("x",), "float32", DENSE, (1,)),))
     asked = []
-    rows = ModelRows(schema, None, None, lambda: asked.append(1) or types.SimpleNamespace(rows_of_batch=3))
+    rows = ModelRows(
+        schema, None, None, lambda: asked.append(1) or types.SimpleNamespace(most_rows=None, rows_of_batch=3)
+    )
     empty, values = pa.array([], pa.list_(pa.float32())), np.arange(8, dtype="float32").reshape(8, 1)
     assert not list(rows.batches([empty])) and not asked
     assert [batch.num_rows for batch in rows.batches([lists(values)])] == [3, 3, 2]
@@ -100,7 +105,9 @@ def test_rows_when_a_function_of_the_user_prepares_them_then_it_gets_fewer_than_
         ["x"],
     )
     for asked, expected in ((8192, [1024, 476]), (512, [512, 512, 476])):
-        rows = ModelRows(schema, None, function, lambda asked=asked: types.SimpleNamespace(rows_of_batch=asked))
+        rows = ModelRows(
+            schema, None, function, lambda asked=asked: types.SimpleNamespace(most_rows=None, rows_of_batch=asked)
+        )
         sizes = [batch.values[0].shape for batch in rows.batches([lists(np.zeros((1500, 1), "float32"))])]
         assert sizes == [(count, 4) for count in expected]
 

@@ -28,7 +28,7 @@ from elephant.spark.params import check_fit, to_class_weight
 from elephant.spark.predict_task import Prediction
 from elephant.spark.rdd.inference import Predictions, first_record, marked, predict, require_rdd, split_inputs
 from elephant.spark.rdd.schema import plan_inputs, plan_training
-from elephant.spark.transform import checked_batch_size, packed_model
+from elephant.spark.transform import checked_batch_size, packed_model, require_evaluable, require_predicting
 from elephant.training.input.tensors import blank_batch
 from elephant.training.job import BatchFunctions, TrainingJob, limited
 
@@ -369,6 +369,7 @@ class SparkModel:
         if not first:
             return Predictions(data.map(list))
         source = self._live.source()
+        require_predicting(source.facts)
         plan = plan_inputs(first[0], source.facts)
         size = checked_batch_size(batch_size, "batch_size")
         task = Prediction(model=packed_model(source), schema=plan.schema, outputs=source.facts.y, batch_size=size)
@@ -412,6 +413,7 @@ class SparkModel:
                 "evaluate: expected an RDD of (x, y) alone. Received: y or sample_weight besides it."
             )
         first, source = first_record(x, "evaluate"), self._live.source()
+        require_evaluable(source.facts)
         plan = plan_training(first, source.facts)
         size = checked_batch_size(batch_size, "batch_size")
         evaluation = Evaluation(model=packed_model(source), schema=plan.schema, batch_size=size)

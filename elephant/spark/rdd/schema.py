@@ -80,6 +80,8 @@ def label_column(leaf: Any, output: OutputInfo, floatx: str, role: str, title: s
     if array.ndim == 0:
         return RecordColumn(Field(role, (title,), integer or floatx, SCALAR), ())
     dtype = integer if integer is not None and output.label_shape is None else floatx
+    if output.takes_sequences and array.ndim == 1:
+        return _ragged(array, role, title, dtype, (None,))
     if output.shape is not None and len(output.shape) > 1 and output.shape[0] is None:
         inner = output.label_shape[1:] if output.label_shape is not None else array.shape[1:]
         return _ragged(array, role, title, dtype, (None, *inner))
