@@ -22,6 +22,7 @@ from elephant.backends import current
 from elephant.backends.gradient_averager import GradientAverager
 from elephant.errors import UnsupportedError
 from elephant.modeling.model_info import computes_own_loss, has_own_step, loss_name
+from elephant.training.batch_means import counted_by_rows
 from elephant.training.metric_sums import may_not_add_up, metrics_that_do_not_add_up
 
 logger = logging.getLogger(__name__)
@@ -175,11 +176,10 @@ class RankLosses:
         state = [(variable, ops.convert_to_numpy(variable)) for variable in model.non_trainable_variables]
         try:
             found = self._tried(model, batch, tolerance)
-            half = _num_rows(batch) // 2
-            halves = [_rows_between(batch, first, first + half) for first in (0, half)]
-            metrics = metrics_that_do_not_add_up(
-                model, _rows_between(batch, 0, 2 * half), halves, _computing_metrics(model)
-            )
+            num_rows = _num_rows(batch)
+            first = num_rows - max(num_rows // 3, 1)
+            parts = [_rows_between(batch, 0, first), _rows_between(batch, first, num_rows)] if first else []
+            metrics = metrics_that_do_not_add_up(model, batch, parts, _computing_metrics(model)) if parts else []
         except Exception as error:
             logger.info("the loss was not tried out: %s: %s", type(error).__name__, error)
             return
@@ -335,7 +335,8 @@ def _computing_metrics(model: keras.Model) -> Callable[..., object]:
     """Returns a function that has a model's metrics look at a batch: ``x``, ``y``, ``sample_weight``."""
 
     def compute(x: Any, y: Any, sample_weight: Any) -> None:
-        model.compute_metrics(x, y, model(x, training=False), sample_weight)
+        with counted_by_rows(x):
+            model.compute_metrics(x, y, model(x, training=False), sample_weight)
 
     return compute
 

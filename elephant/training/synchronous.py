@@ -32,6 +32,7 @@ from elephant.modeling.variables import (
     read_variables,
     state_variables,
 )
+from elephant.training.batch_means import count_rows
 from elephant.training.callbacks import (
     CollectiveStop,
     DriverTurn,
@@ -177,6 +178,7 @@ def _prepared_model(
         model = ahead.model
     if collective.world_size > 1:
         share_variables(state_variables(model), collective)
+        count_rows(model)
     reseed(model, job.config.seed, collective.rank)
     restore(model, job, collective)
     leave_loops(model, plan, job.config.frequency)
