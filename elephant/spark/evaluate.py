@@ -131,12 +131,11 @@ def _metric_sums(evaluation: Evaluation) -> MetricSums:
 
 
 def _try_out(sums: MetricSums, evaluation: Evaluation, columns: Sequence[pa.Array], num_rows: int) -> None:
-    """Tries the metrics out on the first batch, of so many rows, whole and in two halves."""
-    half = num_rows // 2
-    if half:
-        first = [column.slice(0, 2 * half) for column in columns]
-        whole, halves = (_batches(evaluation, rows, first) for rows in (2 * half, half))
-        sums.try_out(whole[0], halves)
+    """Tries the metrics out on the first batch, of so many rows, whole and in two parts of different sizes."""
+    if num_rows > 1:
+        first = [column.slice(0, num_rows) for column in columns]
+        whole, parts = (_batches(evaluation, rows, first) for rows in (num_rows, num_rows - max(num_rows // 3, 1)))
+        sums.try_out(whole[0], parts)
 
 
 def _batches(evaluation: Evaluation, size: int, columns: Sequence[pa.Array]) -> list[Any]:

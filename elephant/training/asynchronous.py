@@ -24,6 +24,7 @@ from elephant.modeling.variables import build_metrics, layout_of
 from elephant.monitor.events import EpochPart
 from elephant.parameter_server.protocol import check_encoding
 from elephant.training.async_callbacks import BatchEvents, WorkerEpochs, WorkerReporter, WorkerSteps
+from elephant.training.batch_means import count_rows
 from elephant.training.callbacks import StepProgress
 from elephant.training.input.feed import BatchFeed
 from elephant.training.input.preprocessed_shard import prepared_rows
@@ -118,6 +119,7 @@ class _Worker:
         self._iterations = int(keras.ops.convert_to_numpy(self._model.optimizer.iterations))
         check_model(self._model, job.config)
         leave_loops_of_server(self._model, job.config)
+        count_rows(self._model)
         # A step that meets a restarted server raises, and is taken again.
         current().keep_state(self._model)
         self._exchange = self._exchange_for(rank_info, None if ahead is None else ahead.hook)

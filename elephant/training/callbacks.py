@@ -231,17 +231,15 @@ def global_logs(model: keras.Model, collective: Communicator, logs: dict[str, An
 
 
 def updated_results(model: keras.Model) -> dict[str, Any]:
-    """Returns the results of the model's metrics, without those that are still zero: they were never updated."""
-    results = as_numbers(model.get_metrics_result())
+    """Returns the results of the model's metrics, without those that are still zero: they were never updated.
+
+    One that was updated may have the name of one that was not, as a tracker called "loss" beside Keras' own.
+    """
+    results: dict[str, Any] = {}
     for metric in model.metrics:
-        if not any(np.any(keras.ops.convert_to_numpy(variable)) for variable in metric.variables):
-            results = {name: value for name, value in results.items() if name not in _names(metric)}
+        if any(np.any(keras.ops.convert_to_numpy(variable)) for variable in metric.variables):
+            results |= as_numbers({metric.name: metric.result()})
     return results
-
-
-def _names(metric: keras.metrics.Metric) -> set[str]:
-    result = metric.result()
-    return set(result) if isinstance(result, dict) else {metric.name}
 
 
 def average_moving_statistics(model: keras.Model, collective: Communicator, share: float) -> None:

@@ -189,9 +189,18 @@ def epoch_plan(job: TrainingJob, num_rows: Sequence[int], num_marked: Sequence[i
 
 
 def as_numbers(logs: dict[str, Any] | None) -> dict[str, Any]:
-    """Returns the numbers among logs as plain ones: floats, and lists of them for metrics with a value per class."""
+    """Returns the numbers among logs as plain ones: floats, and lists of them for metrics with a value per class.
+
+    A metric whose result is a dictionary has several, under the names that it gives them, as in Keras' history.
+
+    >>> as_numbers({"loss": np.float32(0.5), "counts": {"seen": 3, "kept": 2}})
+    {'loss': 0.5, 'seen': 3.0, 'kept': 2.0}
+    """
     numbers: dict[str, Any] = {}
     for name, value in (logs or {}).items():
+        if isinstance(value, dict):
+            numbers |= as_numbers(value)
+            continue
         try:
             array = np.asarray(value, dtype=np.float64)
         except (TypeError, ValueError):

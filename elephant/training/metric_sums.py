@@ -12,6 +12,7 @@ import numpy as np
 
 from elephant.data.schema import DataSchema
 from elephant.modeling.variables import assign_flat, flatten, metric_variables
+from elephant.training.batch_means import count_rows
 from elephant.training.input.tensors import blank_batch
 from elephant.training.job import as_numbers
 
@@ -48,6 +49,7 @@ class MetricSums:
     """
 
     def __init__(self, model: keras.Model) -> None:
+        count_rows(model)
         self._model = model
         self._sums = np.empty(0)
         self._others: dict[str, float] = {}
@@ -63,41 +65,24 @@ class MetricSums:
     def add(self, batch: Batch, num_rows: int) -> None:
         """Takes one batch: ``x``, ``y`` and ``sample_weight``, None for what there is not."""
         logs = self._model.test_on_batch(*batch, return_dict=True)
-        sums = flatten(metric_variables(self._model)) * self._rows_of_losses(num_rows)
+        sums = flatten(metric_variables(self._model))
         self._sums = sums if self._num_rows == 0 else self._sums + sums
         self._num_rows += num_rows
         self._names = tuple(logs)
-        kept = self._model.get_metrics_result()
+        kept = as_numbers(self._model.get_metrics_result())
         for name, value in as_numbers(logs).items():
             if name not in kept and np.ndim(value) == 0:
                 self._others[name] = self._others.get(name, 0.0) + value * num_rows
 
-    def _rows_of_losses(self, num_rows: int) -> np.ndarray:
-        """Returns the factors that weigh each output's loss by rows.
-
-        Keras counts a batch as so many rows there, or as one, depending on how its graph was traced.
-        """
-        losses = getattr(getattr(self._model, "_compile_loss", None), "metrics", None) or []
-        counts = {
-            id(variable): float(keras.ops.convert_to_numpy(metric.count))
-            for metric in losses
-            for variable in metric.variables
-        }
-        factors = [
-            np.full(int(np.prod(variable.shape)), num_rows / (counts.get(id(variable), num_rows) or 1.0))
-            for variable in metric_variables(self._model)
-        ]
-        return np.concatenate([np.empty(0), *factors])
-
-    def try_out(self, whole: Batch, halves: Sequence[Batch]) -> None:
+    def try_out(self, whole: Batch, parts: Sequence[Batch]) -> None:
         """Finds out which of the metrics do not add up over the parts of a batch.
 
         Args:
-            halves: The same rows, in two batches of one size.
+            parts: The same rows, in two batches of different sizes.
         """
         # Metrics of a compiled model are made when the first batch comes.
         self._model.test_on_batch(*whole)
-        self._not_sums = metrics_that_do_not_add_up(self._model, whole, halves, self._model.test_on_batch)
+        self._not_sums = metrics_that_do_not_add_up(self._model, whole, parts, self._model.test_on_batch)
 
 
 def may_not_add_up(model: keras.Model) -> bool:
@@ -108,20 +93,20 @@ def may_not_add_up(model: keras.Model) -> bool:
 
 
 def metrics_that_do_not_add_up(
-    model: keras.Model, whole: Batch, halves: Sequence[Batch], update: Callable[..., object]
+    model: keras.Model, whole: Batch, parts: Sequence[Batch], update: Callable[..., object]
 ) -> list[str]:
-    """Returns the names of metrics that hold something else after the halves of a batch than after the whole.
+    """Returns the names of metrics that hold something else after the parts of a batch than after the whole.
 
     Args:
         whole: A batch: ``x``, ``y`` and ``sample_weight``.
-        halves: The same rows, in two batches of one size.
+        parts: The same rows, in two batches of different sizes.
     """
     if not may_not_add_up(model):
         return []
     update(*whole)
     metrics = [metric for metric in _metrics_of(model) if _may_not_add_up(metric)]
     states = []
-    for batch in (whole, *halves):
+    for batch in (whole, *parts):
         model.reset_metrics()
         update(*batch)
         states.append([flatten(metric.variables) for metric in metrics])

@@ -34,7 +34,7 @@ from elephant.modeling.variables import (
     read_variables,
     state_variables,
 )
-from elephant.training import rehearsal
+from elephant.training.batch_means import count_rows
 from elephant.training.callbacks import (
     CollectiveStop,
     DriverTurn,
@@ -56,6 +56,7 @@ from elephant.training.job import Reporter, TrainingJob, mixed_policy, prepared_
 from elephant.training.rank_progress import RankWeight, StepCounter, StepRuns, StepTimes
 from elephant.training.shared_state import OutsideVariables, outside_here, read
 from elephant.training.traced_step import TracedStep, average_gradients, leave_loops, steps_in_runs
+from elephant.training.trials import rehearsal
 from elephant.training.trials.loss_trial import LossTrial, may_couple_rows, try_out
 from elephant.training.trials.loss_watch import LossWatch
 from elephant.training.trials.row_dependence import MOST_ROWS
@@ -191,6 +192,7 @@ def _prepared_model(
         model = ahead.model
     if collective.world_size > 1:
         share_variables(state_variables(model), collective)
+        count_rows(model)
     reseed(model, job.config.seed, collective.rank)
     restore(model, job, collective)
     leave_loops(model, plan, job.config.frequency)

@@ -25,6 +25,7 @@ from elephant.errors import TrainingError
 from elephant.modeling.model_info import has_own_step
 from elephant.modeling.push_hook import PushHook, attach_exchange
 from elephant.modeling.variables import build_metrics, optimizers_of
+from elephant.training.batch_means import count_shares
 from elephant.training.callbacks import BATCH_EVENTS, listens
 from elephant.training.coupling import RankLosses
 from elephant.training.input.tensors import Tensors
@@ -77,7 +78,8 @@ def steps_in_runs(model: keras.Model, job: TrainingJob) -> Steps | None:
 
 
 def average_gradients(model: keras.Model, averager: GradientAverager) -> None:
-    """Makes all optimizers of a model average their gradients over the ranks."""
+    """Makes a model's optimizers average gradients over the ranks, and its metrics count parts of batches."""
+    count_shares(model, averager)
     optimizers = optimizers_of(model)
     ends_step = len(optimizers) == 1 and not has_own_step(model)
     if not ends_step and (compiler := current().leave_compiled_step(model)):

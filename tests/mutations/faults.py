@@ -164,7 +164,7 @@ FAULTS = (
     ),
     Fault(
         name="rehearsal-left-in-variables",
-        file="elephant/training/rehearsal.py",
+        file="elephant/training/trials/rehearsal.py",
         old="        for variable, value in values:\n            variable.assign(value)\n",
         new="",
         breaks="A rehearsal leaves its rows in the metrics.",

@@ -19,6 +19,7 @@ from keras import ops
 
 from elephant.errors import UnsupportedError
 from elephant.modeling.model_info import has_own_step
+from elephant.training.batch_means import counted_by_rows
 from elephant.training.coupling import ROWS, SUM, RankLoss, RankLosses, is_by_row
 from elephant.training.metric_sums import may_not_add_up, metrics_that_do_not_add_up
 from elephant.training.trials.row_dependence import (
@@ -341,9 +342,10 @@ def _matters(model: keras.Model, outputs: Any, place: int, rows: Any) -> bool:
 
 def _not_sums(model: keras.Model, rows: Any) -> list[str]:
     """Returns the names of metrics that do not add up over parts of some rows."""
-    half = _num_rows(rows) // 2
-    halves = [_rows_between(rows, first, first + half) for first in (0, half)]
-    return metrics_that_do_not_add_up(model, _rows_between(rows, 0, 2 * half), halves, _computing_metrics(model))
+    if _num_rows(rows) < 2:
+        return []
+    parts = [_rows_between(rows, *part) for part in _parts(_num_rows(rows))]
+    return metrics_that_do_not_add_up(model, rows, parts, _computing_metrics(model))
 
 
 def _parts(num_rows: int) -> list[tuple[int, int]]:
@@ -390,7 +392,8 @@ def _computing_metrics(model: keras.Model) -> Callable[..., object]:
     """Returns a function that has a model's metrics look at a batch: ``x``, ``y``, ``sample_weight``."""
 
     def compute(x: Any, y: Any, sample_weight: Any) -> None:
-        model.compute_metrics(x, y, model(x, training=False), sample_weight)
+        with counted_by_rows(x):
+            model.compute_metrics(x, y, model(x, training=False), sample_weight)
 
     return compute
 
