@@ -237,6 +237,12 @@ def common_loss_shape(outputs: Sequence[OutputInfo], param: str) -> tuple[int | 
     return shapes.pop() if shapes else None
 
 
+def are_sequences(outputs: Sequence[OutputInfo]) -> bool:
+    """Returns whether a row of some output is a sequence of any length."""
+    shapes = (output.shape for output in outputs)
+    return any(shape is not None and len(shape) > 1 and shape[0] is None for shape in shapes)
+
+
 def target_inputs(facts: ModelInfo, choice: ColumnSelection) -> DataSchema:
     """Returns the inputs that a preprocessing function is to make, without labels.
 

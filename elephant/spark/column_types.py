@@ -50,6 +50,7 @@ from elephant.errors import SchemaError
 from elephant.modeling.model_info import InputInfo, ModelInfo, OutputInfo
 from elephant.spark.column_selection import (
     ColumnSelection,
+    are_sequences,
     by_name,
     chosen_inputs,
     chosen_labels,
@@ -386,7 +387,7 @@ def _weight(columns: StructType, facts: ModelInfo, outputs: Sequence[OutputInfo]
     if shape == ():
         expected = "a column of numbers, booleans, dates or timestamps, because the loss has one value of each row"
         raise wrong_type(column, "weightCol", expected)
-    if shape is None and any(len(output.shape or ()) > 1 and output.shape[0] is None for output in outputs):
+    if shape is None and are_sequences(outputs):
         shape = (None,) * depth
     kind = _array_kind(column, dtype, "weightCol", shape)
     # Rows of pictures of any size tell it themselves.

@@ -38,11 +38,11 @@ def sent_by_value() -> Iterator[bool]:
 
 def beside_script() -> dict[str, ModuleType]:
     """Returns the modules and packages that were imported from the folder of the main script, by name."""
-    folder = _script_folder()
+    folder, main = _script_folder(), sys.modules["__main__"]
     return {
         name: module
         for name, module in list(sys.modules.items())
-        if "." not in name and name != "__main__" and name not in _PLATFORM and _folder_of(module) == folder
+        if "." not in name and module is not main and name not in _PLATFORM and _folder_of(module) == folder
     }
 
 

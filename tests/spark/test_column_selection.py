@@ -527,6 +527,27 @@ def test_labels_when_keras_cannot_train_on_them_then_are_refused_in_words_and_ot
         assert message is None
 
 
+OWN_INPUT = {
+    "class numbers": ((4,), 3, "softmax", "sparse_categorical_crossentropy", r"labels have shape \(\)"),
+    "values": ((4,), 1, None, "mse", r"labels have shape \(1,\).*'x'\) has shape \(4,\). Received: none. Set labelCol"),
+    "autoencoder": ((4,), 4, None, "mse", None),
+    "own loss": ((4,), 1, None, lambda y_true, y_pred: y_pred, None),
+}
+
+
+@every_case("name", OWN_INPUT)
+def test_model_without_labels_when_it_cannot_give_its_input_back_then_is_refused(name):
+    shape, units, activation, loss, message = OWN_INPUT[name]
+    model = keras.Sequential([keras.layers.Input(shape), keras.layers.Dense(units, activation)])
+    model.compile("sgd", loss)
+    columns, choice = StructType([FEATURES]), ColumnSelection(features="x", label=None)
+    if message is None:
+        assert training_schema(columns, ModelInfo.of(model), choice).inputs_as_labels
+        return
+    with pytest.raises(SchemaError, match=message):
+        training_schema(columns, ModelInfo.of(model), choice)
+
+
 def test_labels_when_rows_have_weights_then_binary_ones_may_be_anything():
     model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1, "sigmoid")])
     model.compile("sgd", "binary_crossentropy")

@@ -15,6 +15,7 @@ from spark_frames import partitioned_frame
 
 from elephant import KerasEstimator, KerasModel, predict_udf
 from elephant.errors import ConfigurationError
+from elephant.modeling.model_spec import model_source
 
 TOLERANCE = 1e-5
 SIZES = (90, 60)
@@ -103,6 +104,15 @@ def test_vae_when_there_is_no_label_then_learns_and_is_saved_and_loaded(spark, t
     expected = weights_of(train_plainly(model_zoo.vae_model(), job, columns, SIZES))
     for model in (fitted.model, KerasModel.load(str(tmp_path / "model"), trusted=True).model):
         assert largest_difference(weights_of(model), expected) <= TOLERANCE
+
+
+def test_evaluate_when_no_fit_has_said_what_the_model_is_compared_with_then_asks_for_it(spark):
+    model = keras.Sequential([layers.Input((1,)), layers.Dense(1, kernel_initializer="ones")])
+    model.compile("sgd", "mse")
+    given = KerasModel(model_source(model)).setFeaturesCol("x")
+    frame = spark.createDataFrame([(1.0, 3.0), (2.0, 4.0)], ["x", "y"])
+    with pytest.raises(ConfigurationError, match="labelCol: expected the column .* no fit has returned.*setLabelCol"):
+        given.evaluate(frame)
 
 
 def test_model_when_its_path_leads_nowhere_then_says_so(spark, tmp_path):

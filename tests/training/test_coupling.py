@@ -233,6 +233,20 @@ def meeting(between):
     return build
 
 
+class Summing(keras.Model):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return ops.sum(ops.square(y - y_pred))
+
+
+def test_loss_when_compute_loss_returns_a_sum_then_the_error_says_to_return_a_mean():
+    inputs = layers.Input((6,))
+    model = Summing(inputs, layers.Dense(3)(inputs))
+    model.compile("sgd", "mse")
+    said = r"or a compiled loss that is their sum, .* Return a mean from compute_loss: keras.ops.mean\(loss\)"
+    with pytest.raises(UnsupportedError, match=said):
+        tried(model, rows_of("values"))
+
+
 def with_loss(loss):
     """Returns what builds a model of one layer with a loss."""
 

@@ -31,7 +31,7 @@ from elephant.data.schema import (
 )
 from elephant.errors import SchemaError
 from elephant.modeling.model_info import InputInfo, ModelInfo, OutputInfo
-from elephant.spark.column_selection import common_loss_shape, element_type, with_classes
+from elephant.spark.column_selection import are_sequences, common_loss_shape, element_type, with_classes
 from elephant.spark.column_types import nest_of_targets
 
 _LEFT_OUT = -1
@@ -104,7 +104,7 @@ def weight_column(leaf: Any, outputs: Sequence[OutputInfo], floatx: str, role: s
         raise SchemaError(
             f"{title}: expected one number per record, because the loss has one value of each. Received: {leaf!r}."
         )
-    if shape is None and any(len(output.shape or ()) > 1 and output.shape[0] is None for output in outputs):
+    if shape is None and are_sequences(outputs):
         shape = (None, *array.shape[1:])
     if shape is not None and shape[0] is None and None not in shape[1:]:
         return _ragged(array, role, title, floatx, shape)

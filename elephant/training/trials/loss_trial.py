@@ -49,8 +49,8 @@ _TOLERANCE = 1e-4
 _COARSE = 3e-2
 
 _EXPECTED_LOSS = (
-    "loss: expected the mean over the rows of a batch, or their sum, without which N workers do not give what one "
-    "process does."
+    "loss: expected the mean over the rows of a batch, or a compiled loss that is their sum, without which N workers "
+    "do not give what one process does."
 )
 _MEET = (
     "rows meet in the model's call or in a layer, as in a mean over the first axis or a tensordot over all axes. "
@@ -248,6 +248,8 @@ class LossTrial:
         remedy = "Return a value of each row. "
         if self._outputs is None and any(layer._losses for layer in self._model._flatten_layers()):
             remedy = _MEAN_OF_LAYER
+        elif type(self._model).compute_loss is not keras.Model.compute_loss:
+            remedy = "Return a mean from compute_loss: keras.ops.mean(loss). "
         elif self._losses.losses and all(loss.is_by_row for loss in self._losses.losses):
             remedy = f"The compiled losses are of single rows: so {_MEET} "
         return [
