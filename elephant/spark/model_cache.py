@@ -44,6 +44,8 @@ _END_S = 5.0
 _POLL_S = 0.02
 # A process that is well touches its file twice a second; on a host that was busy, or stood still, it soon does again.
 _SILENT_S, _WELL_S = 2.0, 4.0
+# One that works and does not is frozen.
+_FROZEN_S = Timeouts.heartbeat_s
 _using = threading.Lock()
 
 _MAX_MODELS = 2
@@ -70,7 +72,7 @@ class ModelProcess:
                 for block in (pickle.dumps(None), b"{}", json.dumps(descriptors).encode()):
                     self._process.send(block)
                 self._process.await_start()
-            self._watch = ProcessWatch(self._process, silence_s=Timeouts.heartbeat_s)
+            self._watch = ProcessWatch(self._process, silence_s=_FROZEN_S)
             self._closing = undoing.pop_all()
 
     def results(self, function: ChunkFunction, chunks: Iterable[Sequence[pa.Array]]) -> Iterator[Any]:

@@ -1042,6 +1042,34 @@ FAULTS = (
         ),
     ),
     Fault(
+        name="broken-pipe-of-a-task-unnoticed",
+        file="elephant/training/__main__.py",
+        old="            self._pipe.read()\n        finally:",
+        new="            self._pipe.read()\n        except EOFError:",
+        breaks="A training process whose reading thread fails outlives its task for ever.",
+        tests=("tests/training/test_parent.py",),
+    ),
+    Fault(
+        name="frozen-server-awaited",
+        file="elephant/cluster/warm_processes.py",
+        old="_FORK_S = 4.0",
+        new="_FORK_S = 90.0",
+        breaks="A frozen warm process costs the next fit a minute and a half.",
+        tests=(
+            "tests/cluster/test_warm_processes.py::test_process_when_its_server_has_served_and_is_frozen_then_is_fresh_in_seconds_and_the_next_is_forked",
+        ),
+    ),
+    Fault(
+        name="end-of-a-run-unheard-by-its-tasks",
+        file="elephant/cluster/task_link.py",
+        old="        if self._channel is not None and self._channel.await_end(0.0):\n            raise",
+        new="        if False:\n            raise",
+        breaks="A worker that reads rows goes on when the fit has failed, and keeps the disk full.",
+        tests=(
+            "tests/cluster/test_coordinator_task.py::test_task_when_the_driver_has_ended_the_run_while_it_reads_rows_then_reads_no_more",
+        ),
+    ),
+    Fault(
         name="freeze-taken-for-a-kill",
         file="elephant/cluster/process.py",
         old="        if frozen:",

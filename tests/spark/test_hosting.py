@@ -7,7 +7,7 @@ from keras_reference import classifier_data, fit_one_process, regression_model
 from spark_frames import partitioned_frame, split_rows
 
 from elephant import KerasEstimator
-from elephant.errors import WorkerFailure
+from elephant.errors import TrainingError, WorkerFailure
 
 # Two fits that import Keras in three processes each, two of them at the same time.
 pytestmark = pytest.mark.timeout(600)
@@ -79,3 +79,29 @@ def test_fit_when_rank_0_hosts_and_a_callback_raises_then_the_error_is_whole(hos
     # The plan was heard before, and what the callback has said itself: in asynchronous mode both in the host's process.
     shown = capsys.readouterr().out
     assert "training rows" in shown and "] said before it fails" in shown
+
+
+def callback_that_ends_the_coordinator():
+    class Ends(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            import contextlib
+            import os
+            import signal
+            import time
+
+            import psutil
+
+            for process in psutil.process_iter():
+                with contextlib.suppress(psutil.Error):
+                    if "elephant.cluster.coordinator_process" in process.cmdline():
+                        os.kill(process.pid, signal.SIGKILL)
+            time.sleep(60)
+
+    return Ends()
+
+
+@pytest.mark.slow("the wiring of Spark; tests/cluster/test_coordinator_task.py holds the rest")
+def test_fit_when_the_coordinator_beside_rank_0_is_killed_then_names_it_and_blames_no_rank(hosted):
+    with pytest.raises(TrainingError, match="the coordinator of the run, a process of its own beside rank 0") as failed:
+        estimator_of("synchronous", 2, callbacks=[callback_that_ends_the_coordinator()]).fit(frame_of(hosted))
+    assert failed.value.retryable and not isinstance(failed.value, WorkerFailure)

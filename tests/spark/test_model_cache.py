@@ -54,6 +54,11 @@ def where(chunks):
         yield os.getpid(), os.environ.get("DEVICE"), columns[0].to_pylist()
 
 
+def freezing(chunks):
+    os.kill(os.getpid(), signal.SIGSTOP)
+    yield from chunks
+
+
 def refused(chunks):
     next(chunks)
     raise DataError("row 3: expected a number")
@@ -95,6 +100,23 @@ def test_compute_when_the_process_has_died_between_two_jobs_then_another_compute
     psutil.wait_procs([psutil.Process(process)] if psutil.pid_exists(process) else [], timeout=WAIT_S)
     ((other, _, rows), _) = compute(where)
     assert other != process and rows == [1, 2]
+
+
+def test_compute_when_the_process_has_frozen_between_two_jobs_then_another_computes():
+    ((process, _, _), _) = compute(where)
+    frozen = psutil.Process(process)
+    frozen.suspend()
+    # Of one that froze just now, the pulse does not tell.
+    time.sleep(model_cache._SILENT_S + 0.5)
+    ((other, _, rows), _) = compute(where)
+    assert other != process and rows == [1, 2] and not psutil.pid_exists(process)
+
+
+def test_compute_when_the_process_freezes_in_its_work_then_is_ended_and_named(monkeypatch):
+    monkeypatch.setattr(model_cache, "_FROZEN_S", 2.0)
+    with pytest.raises(TrainingError, match="its process was frozen"):
+        list(compute(freezing))
+    assert [rows for _, _, rows in compute(where)] == [[1, 2], [3]]
 
 
 def test_compute_when_nothing_may_wait_then_computes_right_here():
