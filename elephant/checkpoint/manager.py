@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 import logging
 import secrets
-import struct
 import threading
 import zipfile
 import zlib
@@ -38,25 +37,10 @@ from elephant.checkpoint.state import (
 from elephant.errors import CheckpointError
 from elephant.net.buffers import portable
 from elephant.net.work_queue import WorkQueue
-from elephant.storage.folder import DamagedError, Folder, checksum
+from elephant.storage.folder import DAMAGES, DamagedError, Folder, checksum
 
 logger = logging.getLogger(__name__)
 CHECKPOINTS_TO_KEEP = 2
-# What an archive of arrays may raise that is none, though its checksum is right.
-_UNREADABLE = (
-    AttributeError,
-    EOFError,
-    KeyError,
-    MemoryError,
-    NotImplementedError,
-    OverflowError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-    struct.error,
-    zipfile.BadZipFile,
-    zlib.error,
-)
 
 
 class Summed:
@@ -102,9 +86,13 @@ def write_arrays(file: Any, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def read_arrays(file: BinaryIO) -> dict[str, np.ndarray]:
-    """Reads the form of `write_arrays`; raises ValueError, or `zipfile.BadZipFile`, for anything else."""
+    """Reads the form of `write_arrays`; raises one of `DAMAGES` for anything else."""
     with np.load(file, allow_pickle=False) as archive:
-        return {name: archive[name] for name in archive.files}
+        arrays = {name: archive[name] for name in archive.files}
+    if others := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
+        # numpy gives the bytes of what is no array.
+        raise ValueError(f"expected arrays alone. Received: {others[0]!r}, which is none")
+    return arrays
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -285,7 +273,7 @@ class CheckpointManager:
             file.seek(0)
             try:
                 return read_arrays(file)
-            except _UNREADABLE as error:
+            except DAMAGES as error:
                 raise DamagedError(f"{stored.name}: {type(error).__name__}: {error}") from error
 
     def _surveyed(self) -> tuple[dict[str, CheckpointManifest], dict[str, DamagedError]]:

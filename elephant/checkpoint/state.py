@@ -11,7 +11,7 @@ import numpy as np
 
 from elephant.config import FitConfig
 from elephant.errors import ConfigurationError
-from elephant.storage.folder import DamagedError, sealed, unsealed
+from elephant.storage.folder import DAMAGES, DamagedError, sealed, unsealed
 
 FORMAT = 1
 _NAME = re.compile(r"^epoch-(\d{8})\.([0-9a-f]{16})\.(json|state\.npz|result\.npz)$")
@@ -215,7 +215,7 @@ class CheckpointManifest:
                 raise DamagedError(f"format {version!r}, of a later version of elephant; this one reads {FORMAT}")
             files = {name: None if body[name] is None else StoredFile(**body[name]) for name in ("state", "result")}
             return cls(**{**body, **files})
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except DAMAGES as error:
             raise error if isinstance(error, DamagedError) else DamagedError(f"no manifest: {error}") from error
 
 

@@ -12,11 +12,9 @@ import importlib
 import io
 import itertools
 import json
-import struct
 import sys
 import types
 import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +27,7 @@ from keras.src import models as models_of_keras
 from keras.src.saving.keras_saveable import KerasSaveable
 
 from elephant.errors import ConfigurationError
+from elephant.storage.folder import DAMAGES
 
 # The config of the model, by the name that it has in HDF5; and that of its compile settings, which
 # `elephant.spark.model_files` writes there.
@@ -78,24 +77,8 @@ _DEEP = "a config that is nested too deeply to be looked at"
 _NAMES = ("class_name", "module", "name", "registered_name")
 # Values, which have no code.
 _VALUES = ("__bytes__", "__ellipsis__", "__keras_tensor__", "__numpy__", "__slice__", "__tensor__")
-# What reading a file may raise that is not what it seems.
-UNREADABLE = (
-    AssertionError,
-    AttributeError,
-    EOFError,
-    IndexError,
-    KeyError,
-    MemoryError,
-    NotImplementedError,
-    OSError,
-    OverflowError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-    struct.error,
-    zipfile.BadZipFile,
-    zlib.error,
-)
+# What reading a model's file may raise that is not what it seems.
+UNREADABLE = (*DAMAGES, MemoryError, OSError)
 
 
 @dataclass(frozen=True)
@@ -207,7 +190,7 @@ def _read_elsewhere(file: h5py.File) -> list[str]:
 
 
 def _pieces(config: Any, known: KnownCode, owner: str, *, compiles: bool = False) -> Iterator[str]:
-    """Yields what a part of a Keras config would run or read.
+    """Yields, in words, code and files that a part of a Keras config would run or read.
 
     Args:
         owner: The innermost object with a name.
@@ -286,7 +269,7 @@ def _named_class(config: Mapping[str, Any], known: KnownCode) -> type | None:
 
 
 def _of_keras(module: object, name: str) -> Iterator[Any]:
-    """Yields what Keras finds in itself by a module and a name."""
+    """Yields objects that Keras finds in itself by a module and a name."""
     if module is None:
         yield from (vars(place)[name] for place in _UNPLACED_CLASSES if name in vars(place))
     elif not isinstance(module, str):

@@ -49,6 +49,7 @@ from elephant.modeling.model_spec import ModelSpec
 from elephant.monitor.progress import Progress
 from elephant.spark.hadoop_files import checkpoint_folder
 from elephant.spark.model_batches import pickled
+from elephant.storage.folder import DAMAGES
 from elephant.training.async_callbacks import worker_copies
 from elephant.training.callbacks import packages_of, require_absolute_paths
 from elephant.training.driver_turns import SynchronousEpochs
@@ -165,7 +166,7 @@ def require_own_folder(session: SparkSession, config: FitConfig) -> None:
             "or remove this one."
         )
     if manifests:
-        require_same_fit(_options_of(manifests[-1].facts, config.checkpoint_path), config, config.checkpoint_path)
+        require_same_fit(options_of_fit(manifests[-1].facts, config.checkpoint_path), config, config.checkpoint_path)
 
 
 def remove_checkpoints(session: SparkSession, config: FitConfig) -> None:
@@ -187,8 +188,12 @@ _FACTS = {
 }
 
 
-def _options_of(facts: Mapping[str, Any], url: str) -> Mapping[str, Any]:
-    """Returns the options of the fit that has left a checkpoint."""
+def options_of_fit(facts: Mapping[str, Any], url: str) -> Mapping[str, Any]:
+    """Returns the options of the fit that has left a checkpoint.
+
+    Raises:
+        CheckpointError: It is a checkpoint of something else.
+    """
     options = facts.get("fit")
     if not isinstance(options, Mapping):
         raise CheckpointError(
@@ -202,7 +207,7 @@ def _options_of(facts: Mapping[str, Any], url: str) -> Mapping[str, Any]:
         missing = [name for name in ("stopped", "optimizer_names", "callbacks") if name not in facts]
         if missing:
             raise TypeError(f"expected {', '.join(missing)}")
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except DAMAGES as error:
         raise CheckpointError(
             f"checkpointPath={url}: expected a checkpoint of a fit. Received: one that tells other things of it: "
             f"{type(error).__name__}: {error} Restore the folder, or remove it to begin from the first epoch."
@@ -234,7 +239,7 @@ class Recovery:
         )
         if checkpoint is None or self._store is None:
             return None
-        kept = _options_of(checkpoint.state.facts, self._store.url)
+        kept = options_of_fit(checkpoint.state.facts, self._store.url)
         require_same_fit(kept, self._config, self._store.url)
         if not checkpoint.finished and checkpoint.state.epochs >= self._config.epochs:
             self._progress.note(

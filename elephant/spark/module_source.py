@@ -77,7 +77,7 @@ def _found_below(name: str, package: ModuleSpec) -> ModuleSpec | None:
 
 
 def definition(module: str, qualname: str) -> Definition | None:
-    """Returns what a module's source says of a name at its top; None where it has no class or function of that name.
+    """Finds a class or function at the top of a module's source; None where it has none of that name.
 
     Raises:
         ModuleNotFoundError: There is no such module.
@@ -87,19 +87,23 @@ def definition(module: str, qualname: str) -> Definition | None:
             return Definition(
                 is_of_keras=isinstance(node, ast.ClassDef) and _leads_to_keras(qualname, module, _MOST_STEPS),
                 is_function=isinstance(node, ast.FunctionDef),
-                gives_model=isinstance(node, ast.FunctionDef) and is_model(node.returns and ast.unparse(node.returns)),
+                gives_model=isinstance(node, ast.FunctionDef) and _gives_model(node),
                 is_registered=any(_last(decorator) == _REGISTERING for decorator in node.decorator_list),
             )
     return None
 
 
-def is_model(annotation: str | None) -> bool:
+def _gives_model(node: ast.FunctionDef) -> bool:
+    return node.returns is not None and is_model(ast.unparse(node.returns))
+
+
+def is_model(annotation: str) -> bool:
     """Returns whether an annotation names a class of Keras' models.
 
-    >>> is_model("keras.Model"), is_model("'Sequential'"), is_model("str"), is_model(None)
-    (True, True, False, False)
+    >>> is_model("keras.Model"), is_model("'Sequential'"), is_model("str")
+    (True, True, False)
     """
-    return (annotation or "").strip("'\"").rpartition(".")[2] in _MODELS
+    return annotation.strip("'\"").rpartition(".")[2] in _MODELS
 
 
 def _tree(spec: ModuleSpec) -> ast.Module:

@@ -159,11 +159,30 @@ class StageReader(MLReader[Any]):
     def load(self, path: str, *, trusted: bool | None = None) -> Any:
         """Returns the stage that was written to the path; the arguments are those of `SavedStage.load`."""
         with _readable(path):
-            parts = _load(self, self._cls, path, trusted)
-            stage = self._cls._of_parts(parts)
-            stage._resetUid(parts.about["uid"])
-            DefaultParamsReader.getAndSetParams(stage, parts.about)
-        return stage
+            metadata, contents = _read(self, self._cls, path)
+        return stage_of(self._cls, metadata, contents, path, trusted=is_trusted(trusted, self.sparkSession))
+
+
+def stage_of(
+    cls: type[SavedStage], metadata: dict[str, Any], contents: Mapping[str, bytes | None], path: str, *, trusted: bool
+) -> Any:
+    """Returns the stage that was written in a folder.
+
+    Args:
+        metadata: As Spark reads them.
+        contents: The other files there, by name; None for one that is not there.
+        path: The folder, in errors.
+
+    Raises:
+        ConfigurationError: There is code that is not trusted, or not here; or something is not what was written.
+    """
+    with _readable(path):
+        require_parts(metadata, _METADATA)
+        parts = _parts_of(metadata, contents, path, trusted=trusted)
+        stage = cls._of_parts(parts)
+        stage._resetUid(metadata["uid"])
+        DefaultParamsReader.getAndSetParams(stage, metadata)
+    return stage
 
 
 @contextlib.contextmanager
@@ -239,7 +258,8 @@ def history_of(session: SparkSession, path: str) -> dict[str, list[float]]:
     return dict(metadata["history"])
 
 
-def _load(reader: MLReader[Any], cls: type, path: str, trusted: bool | None) -> SavedParts:
+def _read(reader: MLReader[Any], cls: type, path: str) -> tuple[dict[str, Any], dict[str, bytes | None]]:
+    """Returns the metadata in a folder, and the other files there by name; None for one that is not there."""
     session, path = reader.sparkSession, os.fspath(path)
     local = local_path(path)
     if path.endswith(SUFFIXES) and (is_file(session, path) or (local is not None and local.is_file())):
@@ -247,7 +267,7 @@ def _load(reader: MLReader[Any], cls: type, path: str, trusted: bool | None) -> 
             f"load: expected a folder that save or write has made. Received: {path}, a file of Keras. "
             "keras.saving.load_model opens it, and KerasEstimator(model=path) trains it further."
         )
-    context, trusted = _metadata_context(session), is_trusted(trusted, session)
+    context = _metadata_context(session)
     try:
         metadata = DefaultParamsReader.loadMetadata(spark_form(path), context, f"{cls.__module__}.{cls.__name__}")
     except AnalysisException as error:
@@ -259,7 +279,12 @@ def _load(reader: MLReader[Any], cls: type, path: str, trusted: bool | None) -> 
     require_parts(metadata, _METADATA)
     # Models that were saved by 0.1.0 do not all tell which files they have.
     files = metadata.get("files", _FILES)
-    contents = {name: read_file(session, f"{path}/{name}") if name in files else None for name in _FILES}
+    return metadata, {name: read_file(session, f"{path}/{name}") if name in files else None for name in _FILES}
+
+
+def _parts_of(
+    metadata: dict[str, Any], contents: Mapping[str, bytes | None], path: str, *, trusted: bool
+) -> SavedParts:
     pickled, archive, variables = contents["code.pkl"], contents["model.keras"], contents["variables.npz"]
     try:
         if trusted:

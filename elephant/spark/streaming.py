@@ -30,13 +30,15 @@ from elephant.checkpoint.manager import CheckpointManager, read_arrays
 from elephant.checkpoint.state import FitState, joined, named
 from elephant.cluster.session import jvm_context
 from elephant.cluster.spark_job import described
+from elephant.data.json_types import require_parts, require_type
 from elephant.data.schema import RowSpec
-from elephant.errors import ConfigurationError, TrainingError, UnsupportedError
+from elephant.errors import CheckpointError, ConfigurationError, TrainingError, UnsupportedError
 from elephant.modeling.archive_inspection import KnownCode, code_of_file
 from elephant.modeling.model_spec import ModelSpec
 from elephant.spark.hadoop_files import checkpoint_folder
 from elephant.spark.model import KerasModel
 from elephant.spark.trust import is_trusted, require_trust
+from elephant.storage.folder import DAMAGES
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -91,18 +93,31 @@ class StreamState:
                 "model: expected the model that the stream was trained with. Received: one that is given "
                 f"{'as a model' if source.archive is not None else 'by a function'}, as that one was not."
             )
-        rows = state.facts["rows"]
+        rows, batch = _rows_of(state), state.epochs
         # With an id of its own: Spark's Python workers keep models by it, and this one has other weights.
         trained = replace(
             source,
             archive=archive,
             variables=tuple(state.group("model")) or None,
-            rows=source.rows if rows is None else RowSpec.from_json(rows),
+            rows=rows or source.rows,
             source_id=uuid.uuid4().hex,
         )
-        return cls(
-            stream_id=state.facts["stream"], batch=state.epochs, source=trained, history=joined(state.history, {})
-        )
+        return cls(stream_id=state.facts["stream"], batch=batch, source=trained, history=joined(state.history, {}))
+
+
+def _rows_of(state: FitState) -> RowSpec | None:
+    """Returns the form of one row of a checkpoint's model; raises CheckpointError for a checkpoint of anything else."""
+    try:
+        require_parts(state.facts, {"stream": str, "rows": dict[str, Any] | None})
+        require_type(state.facts["stream"], str, "stream")
+        rows = state.facts["rows"]
+        return None if rows is None else RowSpec.from_json(rows)
+    except DAMAGES as error:
+        raise CheckpointError(
+            f"checkpointLocation: expected a checkpoint of a stream. Received: one of micro-batch {state.epochs} that "
+            f"tells other things: {type(error).__name__}: {error} Restore the folder, or use another "
+            "checkpointLocation."
+        ) from error
 
 
 def read_zip(content: bytes) -> FitState:
@@ -111,6 +126,13 @@ def read_zip(content: bytes) -> FitState:
     Raises:
         zipfile.BadZipFile: The archive is cut short or damaged.
     """
+    try:
+        return _state_of_zip(content)
+    except DAMAGES as error:
+        raise zipfile.BadZipFile(str(error)) from error
+
+
+def _state_of_zip(content: bytes) -> FitState:
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         names = archive.namelist()
         # Of an archive that is cut short, Python may find the directory of the one in it: Keras' own.

@@ -9,8 +9,11 @@ import contextlib
 import errno
 import json
 import os
+import struct
 import tempfile
+import tokenize
 import uuid
+import zipfile
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +24,24 @@ from typing import Any, BinaryIO
 from elephant.storage.filesystem import absolute, copy_in_order, find_file, mounted_here, open_file_system
 
 UNFINISHED = ".unfinished"
+# What reading JSON, an archive or arrays may raise where they are not what they seem, though a checksum is right.
+DAMAGES = (
+    AssertionError,
+    AttributeError,
+    EOFError,
+    IndexError,
+    KeyError,
+    NotImplementedError,
+    OverflowError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    struct.error,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 _BLOCK_BYTES = 1 << 20
 
 
@@ -35,7 +56,7 @@ def sealed(body: Mapping[str, Any]) -> bytes:
 
 
 def unsealed(content: bytes) -> dict[str, Any]:
-    """Reads the form of `sealed`; raises ValueError, KeyError, TypeError or AttributeError for anything else."""
+    """Reads the form of `sealed`; raises one of `DAMAGES` for anything else."""
     outer = json.loads(content)
     if zlib.crc32(outer["body"].encode()) != outer["crc"]:
         raise DamagedError("a manifest whose checksum does not hold")

@@ -10,11 +10,14 @@ import zlib
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from odd_arrays import ODD_ARRAYS
 
 from elephant.checkpoint.manager import CheckpointManager, read_arrays, write_arrays
 from elephant.checkpoint.state import CheckpointManifest, FitState, StoredFile, named
 from elephant.errors import CheckpointError
-from elephant.storage.folder import DamagedError, LocalFolder, folder_at
+from elephant.storage.folder import DamagedError, LocalFolder, folder_at, sealed
 
 
 def state_of(epochs, size=40):
@@ -442,3 +445,34 @@ def test_array_file_when_cut_short_then_is_refused(tmp_path):
     (tmp_path / "a.npz").write_bytes(content[:-5])
     with open(tmp_path / "a.npz", "rb") as file, pytest.raises((ValueError, zipfile.BadZipFile)):
         read_arrays(file)
+
+
+NOT_READ = [case for case in ODD_ARRAYS if case not in ("another name", "texts", "more than there is memory")]
+
+
+@pytest.mark.parametrize("case", NOT_READ)
+def test_checkpoint_when_its_arrays_are_none_behind_a_right_checksum_then_is_damaged(tmp_path, case):
+    content, name = ODD_ARRAYS[case], "epoch-00000001.0123456789abcdef.state.npz"
+    stored = StoredFile(name=name, num_bytes=len(content), crc=zlib.crc32(content))
+    (tmp_path / name).write_bytes(content)
+    manifest = CheckpointManifest(epochs=1, number=1, state=stored)
+    (tmp_path / name.replace("state.npz", "json")).write_bytes(manifest.to_bytes())
+    with pytest.raises(CheckpointError, match="expected a checkpoint that is whole.*damaged"):
+        latest(tmp_path)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+FIELDS = ["format", "epochs", "number", "state", "result", "finished", "history", "facts", "finite", "more"]
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), JSON), JSON)
+def test_manifest_when_its_fields_are_anything_then_is_read_or_damaged(fields, whole):
+    stored = StoredFile(name="epoch-00000001.0123456789abcdef.state.npz", num_bytes=3, crc=5)
+    body = json.loads(json.loads(CheckpointManifest(epochs=1, number=4, state=stored).to_bytes())["body"])
+    for content in (sealed({**body, **fields}), sealed(whole), json.dumps(whole).encode()):
+        with contextlib.suppress(DamagedError):
+            assert isinstance(CheckpointManifest.from_bytes(content), CheckpointManifest)

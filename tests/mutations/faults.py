@@ -1198,8 +1198,8 @@ FAULTS = (
     Fault(
         name="load-names-of-installed-packages",
         file="elephant/spark/trust.py",
-        old="return file is not None and not is_installed",
-        new="return file is not None",
+        old='return file is None or module.split(".")[0] in _PLATFORM or bool(_INSTALLED & set(Path(file).parts))',
+        new='return file is None or module.split(".")[0] in _PLATFORM',
         breaks="A file that nobody trusts may have functions of installed packages called.",
         tests=(
             "tests/spark/test_trust.py::"
@@ -1216,11 +1216,30 @@ FAULTS = (
     ),
     Fault(
         name="load-overlooks-lambdas",
-        file="elephant/spark/trust.py",
-        old='if config.get("class_name") == "__lambda__":',
-        new='if config.get("class_name") == "Lambda":',
+        file="elephant/modeling/archive_inspection.py",
+        old='if name == "__lambda__":',
+        new='if name == "Lambda":',
         breaks="A lambda in a loss is told of by Keras, where the model is built, and not when it is loaded.",
         tests=("tests/spark/test_trust.py::test_archive_when_a_loss_is_a_lambda_then_it_is_found",),
+    ),
+    Fault(
+        name="load-calls-in-the-place-of-a-layer",
+        file="elephant/modeling/archive_inspection.py",
+        old='if "inbound_nodes" in config:',
+        new='if "inbound_nodes" in ():',
+        breaks="A file that nobody trusts has a function called with what the file says.",
+        tests=("tests/modeling/test_archive_inspection.py",),
+    ),
+    Fault(
+        name="resume-replaces-what-a-stranger-names",
+        file="elephant/jobs/training.py",
+        old='if {**before, **settings}.get("saveMode") == "overwrite":',
+        new='if settings.get("saveMode") == "overwrite":',
+        breaks="Who writes beside checkpoints has any folder replaced.",
+        tests=(
+            "tests/spark/test_job_output.py::"
+            "test_job_when_it_replaces_something_or_finds_code_then_goes_on_where_it_is_trusted_or_named_again",
+        ),
     ),
     Fault(
         name="failed-worker-counts-as-finished",
