@@ -49,7 +49,6 @@ from elephant.training.callbacks import (
     share_variables,
 )
 from elephant.training.checkpoints import CheckpointCallback, restore
-from elephant.training.coupling import KINDS, RankLosses
 from elephant.training.input.feed import BatchFeed
 from elephant.training.input.preprocessed_shard import prepared_rows
 from elephant.training.job import Reporter, TrainingJob, mixed_policy, prepared_model, reseed, set_up_process
@@ -57,6 +56,7 @@ from elephant.training.rank_progress import RankWeight, StepCounter, StepRuns, S
 from elephant.training.shared_state import OutsideVariables, outside_here, read
 from elephant.training.traced_step import TracedStep, average_gradients, leave_loops, steps_in_runs
 from elephant.training.trials import rehearsal
+from elephant.training.trials.coupling import KINDS, RankLosses
 from elephant.training.trials.loss_trial import LossTrial, may_couple_rows, try_out
 from elephant.training.trials.loss_watch import LossWatch
 from elephant.training.trials.row_dependence import MOST_ROWS

@@ -27,9 +27,9 @@ from elephant.modeling.push_hook import PushHook, attach_exchange
 from elephant.modeling.variables import build_metrics, optimizers_of
 from elephant.training.batch_means import count_shares
 from elephant.training.callbacks import BATCH_EVENTS, listens
-from elephant.training.coupling import RankLosses
 from elephant.training.input.tensors import Tensors
 from elephant.training.job import TrainingJob, prepared_model
+from elephant.training.trials.coupling import RankLosses
 
 logger = logging.getLogger(__name__)
 

@@ -57,7 +57,7 @@ FAULTS = (
     ),
     Fault(
         name="elements-of-one-rank",
-        file="elephant/training/coupling.py",
+        file="elephant/training/trials/coupling.py",
         old="of_all = total(elements if share else 0.0)",
         new="of_all = elements",
         breaks="A mean over unmasked elements is weighted by rows.",
@@ -65,7 +65,7 @@ FAULTS = (
     ),
     Fault(
         name="sum-averaged",
-        file="elephant/training/coupling.py",
+        file="elephant/training/trials/coupling.py",
         old="return 1.0 / share if share else 0.0",
         new="return 1.0",
         breaks="A loss that is a sum is averaged over the ranks.",

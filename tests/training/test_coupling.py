@@ -12,7 +12,7 @@ from tiers import in_tiers
 from elephant.backends.gradient_averager import GradientAverager
 from elephant.collective.communicator import LocalCommunicator
 from elephant.errors import UnsupportedError
-from elephant.training.coupling import ELEMENTS, ROWS, SUM, RankLosses
+from elephant.training.trials.coupling import ELEMENTS, ROWS, SUM, RankLosses
 from elephant.training.trials.loss_trial import may_couple_rows, try_out
 
 losses = keras.losses

@@ -12,8 +12,8 @@ from elephant.backends.lookups import BY_BATCH, Places
 from elephant.collective.communicator import LocalCommunicator
 from elephant.errors import UnsupportedError
 from elephant.modeling.variables import read_variables
-from elephant.training.coupling import RankLosses
 from elephant.training.traced_step import average_gradients
+from elephant.training.trials.coupling import RankLosses
 from elephant.training.trials.rehearsal import gradient_names, rehearse
 
 ROWS = 24

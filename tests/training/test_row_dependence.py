@@ -11,7 +11,7 @@ from keras_reference import largest_difference
 from elephant.backends.gradient_averager import GradientAverager
 from elephant.collective.communicator import LocalCommunicator
 from elephant.errors import UnsupportedError
-from elephant.training.coupling import RankLosses
+from elephant.training.trials.coupling import RankLosses
 from elephant.training.trials.loss_trial import may_couple_rows, try_out
 
 ROWS = 32

@@ -20,8 +20,8 @@ from keras import ops
 from elephant.errors import UnsupportedError
 from elephant.modeling.model_info import has_own_step
 from elephant.training.batch_means import counted_by_rows
-from elephant.training.coupling import ROWS, SUM, RankLoss, RankLosses, is_by_row
 from elephant.training.metric_sums import may_not_add_up, metrics_that_do_not_add_up
+from elephant.training.trials.coupling import ROWS, SUM, RankLoss, RankLosses, is_by_row
 from elephant.training.trials.row_dependence import (
     RowTrial,
     as_tensor,
