@@ -91,7 +91,8 @@ if __name__ == "__main__":
     backend = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
     count = lambda: context._jsc.sc().getExecutorMemoryStatus().size() - 1
     with open("stranger.log", "w") as log:
-        stranger = subprocess.Popen([*java, backend, *words], env={"PATH": os.environ["PATH"], "SPARK_LOCAL_IP": "127.0.0.1"}, stdout=log, stderr=log)
+        known = {"PATH": os.environ["PATH"], "SPARK_LOCAL_IP": "127.0.0.1"}
+        stranger = subprocess.Popen([*java, backend, *words], env=known, stdout=log, stderr=log)
     deadline = time.monotonic() + 60
     while stranger.poll() is None and count() < 2 and time.monotonic() < deadline:
         time.sleep(0.2)
