@@ -124,8 +124,8 @@ KINDS = {
     "bfloat16, built by a function": lambda path: half,
 }
 
-if keras.config.backend() == "jax":
-    # There, such a layer does not come out of its attributes as it was, which is said before it is trained.
+if keras.config.backend() != "tensorflow":
+    # Elsewhere, such a layer does not come out of its attributes as it was, which is said before it is trained.
     del KINDS["low rank, taken apart"]
 
 
