@@ -7,7 +7,9 @@ import time
 from typing import Any
 
 import keras
+import numpy as np
 
+from elephant.modeling.variables import metric_variables
 from elephant.training.trials.loss_trial import LossTrial, refuse
 
 logger = logging.getLogger(__name__)
@@ -48,9 +50,14 @@ class LossWatch(keras.callbacks.Callback):
         model = self.model
         # Those of a step's graph are no numbers.
         model._clear_losses()
+        # A loss that is computed counts in the trackers of outputs, and in those that a loss of one's own feeds.
+        counted = [(variable, np.array(keras.ops.convert_to_numpy(variable))) for variable in metric_variables(model)]
         try:
             return trial.next()
         except Exception as error:
             logger.info("the loss is not watched any more: %s: %s", type(error).__name__, error)
             trial.end()
             return []
+        finally:
+            for variable, value in counted:
+                variable.assign(value)
