@@ -1,4 +1,4 @@
-"""Watch on the losses while a fit goes on: every row has its turn in a trial, in a small part of the time."""
+"""Watch on the losses while a fit goes on: further rows have their turn in a trial, in a small part of the time."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ logger = logging.getLogger(__name__)
 
 # Of the time that the fit has taken so far.
 _PART = 0.05
+# Of the first epoch, or of as many short ones as have this together.
+_ENOUGH_S = 1.0
 
 
 class LossWatch(keras.callbacks.Callback):
@@ -44,6 +46,10 @@ class LossWatch(keras.callbacks.Callback):
         if found or self._trial.has_tried_all:
             self._trial = None
         refuse(found, allowed=self._allowed)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if self._spent_s >= _ENOUGH_S:
+            self._trial = None
 
     def _tried(self, trial: LossTrial) -> list[str]:
         # Asked for, so that Keras on JAX gives the model its weights back.
