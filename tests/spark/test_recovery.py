@@ -59,6 +59,7 @@ class Fit:
             new.append(10.0 - epoch)
             if checkpoint_writer is not None:
                 facts = {"fit": identity_of(self.config), "rows": ROWS.to_json(), "stopped": False}
+                facts |= {"optimizer_names": [], "callbacks": []}
                 arrays = named("model", [np.full(2, weights)])
                 checkpoint_writer.keep(
                     FitState(epochs=epoch + 1, history={"loss": history + new}, arrays=arrays, facts=facts)
