@@ -31,7 +31,7 @@ _WORDS = [
 ]
 # What cannot run here, and why; or the error with which it ends here.
 _ELSEWHERE = {
-    ("callbacks.md", 1): "needs Weights & Biases",
+    ("callbacks.md", 2): "needs Weights & Biases",
     ("connect.md", 0): "needs a server of Spark Connect; tests/spark_connect runs the same on one",
     ("gpus.md", 0): ClusterError,
 }
