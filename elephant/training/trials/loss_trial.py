@@ -114,6 +114,12 @@ def try_out(
     except Exception as error:
         logger.info("the loss was not tried out: %s: %s", type(error).__name__, error)
         trial = None
+    if metrics and _num_rows(batch) < 2:
+        warnings.warn(
+            "loss: expected a worker with two rows or more, of which it is tried whether N workers do what one process "
+            "does. Received: one row on each. A loss or model in which rows meet is not found.",
+            stacklevel=2,
+        )
     if not_sums:
         warnings.warn(
             f"metrics: expected metrics that add up over parts of the rows. Received: {', '.join(not_sums)}. "
