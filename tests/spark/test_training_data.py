@@ -109,7 +109,7 @@ CHOICES = {
     "matrix": ((2, 3), {"features": "matrix", "label": "at"}),
     "raw": ((3,), {"features": "raw", "label": "day"}),
     "vector": ((3,), {"features": "vector", "label": "short"}),
-    "any length": ((None,), {"features": "doubles", "label": None}),
+    "any length": ((None,), {"features": "doubles", "label": "d"}),
 }
 
 
