@@ -139,10 +139,6 @@ class Backend(ABC):
             specs: Shape and dtype of what it returns.
         """
 
-    def eagerly(self) -> contextlib.AbstractContextManager[object]:
-        """Has what is compiled run one operation after the other in a ``with`` block, and leaves nothing compiled."""
-        return contextlib.nullcontext()
-
     def keep_state(self, model: keras.Model) -> None:  # noqa: B027 - nothing, in most
         """Makes a step that raises leave the model's variables as they were before it."""
 

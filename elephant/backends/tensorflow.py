@@ -115,17 +115,6 @@ class TensorFlowBackend(Backend):
                 "is a GPU) or to tf.function."
             )
 
-    @contextlib.contextmanager
-    def eagerly(self) -> Iterator[None]:
-        import tensorflow as tf
-
-        before = tf.config.functions_run_eagerly()
-        tf.config.run_functions_eagerly(True)
-        try:
-            yield
-        finally:
-            tf.config.run_functions_eagerly(before)
-
     def leave_compiled_step(self, model: keras.Model) -> str:
         if not model.jit_compile:
             return ""

@@ -80,7 +80,7 @@ def rehearse(model: keras.Model, averager: GradientAverager, batch: _Batch, *, a
     batch = keras.tree.map_structure(_as_tensor, batch)
     while _num_rows(batch) < 2 * current().stand_in_rows:
         batch = _repeated(batch, 2)
-    with _unchanged(model), current().eagerly():
+    with _unchanged(model), current().without_graphs():
         stage = _Stage(model, averager)
         try:
             found, unlike = stage.tried(batch)
