@@ -92,7 +92,7 @@ class JaxBackend(Backend):
         given = [jax.lax.stop_gradient(tensor) for tensor in tensors]
         return list(io_callback(call, outputs, *given, ordered=True))
 
-    def eagerly(self) -> contextlib.AbstractContextManager[object]:
+    def without_graphs(self) -> contextlib.AbstractContextManager[object]:
         import jax
 
         eager: contextlib.AbstractContextManager[object] = jax.disable_jit()
