@@ -78,6 +78,15 @@ class Option:
         """
         return re.sub("_(.)", lambda letter: letter[1].upper(), self.name)
 
+    @property
+    def takes_none(self) -> bool:
+        """Whether None is one of its values.
+
+        >>> OPTION["label_col"].takes_none, OPTION["weight_col"].takes_none, OPTION["epochs"].takes_none
+        (True, True, False)
+        """
+        return self.default is None or isinstance(None, self.type)
+
     def check(self, value: Any, name: str | None = None) -> None:
         """Raises ConfigurationError for a value that it may not have.
 
@@ -166,12 +175,15 @@ OPTIONS = (
            "array"),
     Option("probability_col", str, "probability", INPUT,
            help="column to add for classifiers: the classes' probabilities as an ml vector"),
+    Option("raw_prediction_col", str, "rawPrediction", INPUT,
+           help="column to add for classifiers: the scores of the classes as an ml vector, which are logits where the "
+           "loss takes logits, and else probabilities"),
     Option("preprocessing", Callable, None, INPUT,
            help="a function from a batch, a dictionary of columns, to what the model takes; runs on the workers"),
     Option("inference_batch_size", int, None, INPUT,
            help="rows that transform and evaluate put through the model at a time; not set means 1024, more where "
            "rows are small, and fewer where they are large"),
-    Option("label_col", str | list, "label", LABEL,
+    Option("label_col", str | list | None, "label", LABEL,
            help="label: one column (number, boolean, array of numbers, ml vector), or numeric columns that make one "
            "vector; None for models that train without"),
     Option("label_cols", dict | list, None, LABEL,

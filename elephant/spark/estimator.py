@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast, overload
 
 import keras
 from pyspark.ml import Estimator
+from pyspark.ml.param import Param, Params
 from pyspark.sql import DataFrame
 
 from elephant.cluster.rendezvous import installed_versions
@@ -22,7 +23,6 @@ from elephant.cluster.session import jvm_context
 from elephant.cluster.spark_job import described
 from elephant.config import Timeouts
 from elephant.errors import brief_errors
-from elephant.modeling.model_spec import ModelSpec
 from elephant.monitor.listeners import EventFile, FitListener, Listeners, mlflow_listeners
 from elephant.monitor.progress import Progress
 from elephant.monitor.report import table_html
@@ -31,8 +31,7 @@ from elephant.monitor.trace import TraceFile
 from elephant.options import BALANCED, OPTIONS, refuse_unknown
 from elephant.spark.fit import class_weights, description_of, remove_checkpoints, train
 from elephant.spark.hadoop_files import write_file
-from elephant.spark.model import KerasModel
-from elephant.spark.model_files import source_of
+from elephant.spark.model import KerasModel, model_to_train
 from elephant.spark.params import (
     TrainingParams,
     backup_of,
@@ -40,8 +39,11 @@ from elephant.spark.params import (
     chosen_values,
     column_choice,
     fit_config,
+    noting_keywords,
     optional,
     plain_params,
+    require_own,
+    set_given,
 )
 from elephant.spark.persistence import CODE, SavedParts, SavedStage
 from elephant.spark.streaming import TrainingStream, start_stream
@@ -50,10 +52,10 @@ from elephant.training.job import TrainingJob
 
 if TYPE_CHECKING:
     import pandas as pd
-    from pyspark.ml.param import Param
     from pyspark.sql import SparkSession
 
 _PARAMS = {option.param for option in OPTIONS}
+_KNOWN = sorted([*_PARAMS, "model", "customObjects"])
 Dataset: TypeAlias = "DataFrame | pd.DataFrame | str | os.PathLike[str] | Files"
 ParamMap: TypeAlias = "dict[Param[Any], Any]"
 
@@ -107,6 +109,8 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
             without loss and metric needs none.
         predictionCol: The column that the fitted model adds.
         probabilityCol: The column of probabilities that a fitted classifier adds.
+        rawPredictionCol: The column of scores that a fitted classifier adds, one for each class: logits where the
+            loss takes logits, and else probabilities. An empty name leaves a column out, as in all of Spark ML.
         weightCol: A column of sample weights, or a dictionary of them by the name of the output; None weighs
             all rows alike. A row has one number, or an array in the shape of its loss, such as one number per token.
         validationIndicatorCol: A column of booleans, or of 0 and 1; true keeps a row for validation.
@@ -202,7 +206,15 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         >>> fitted.transform(test_df).select("prediction")  # doctest: +SKIP
     """
 
+    model: Param[KerasModel] = Param(
+        Params._dummy(),
+        "model",
+        "a compiled keras.Model, a function without arguments that returns one, the path of one, or a fitted model",
+        typeConverter=model_to_train,
+    )
+
     @brief_errors
+    @noting_keywords
     def __init__(
         self,
         model: keras.Model | Callable[[], keras.Model] | str | os.PathLike[str] | KerasModel,
@@ -214,6 +226,7 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         labelCols: Mapping[str, str | Sequence[str]] | Sequence[str] | None = None,
         predictionCol: str = "prediction",
         probabilityCol: str = "probability",
+        rawPredictionCol: str = "rawPrediction",
         weightCol: str | Mapping[str, str] | None = None,
         validationIndicatorCol: str | None = None,
         validationFraction: float = 0.0,
@@ -266,18 +279,42 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         maxRefusedUpdates: int = 100,
         **unknown: Any,
     ) -> None:
-        # None means not set, which Spark's params say by absence.
-        given = {name: value for name, value in locals().items() if name in _PARAMS and value is not None}
+        given: dict[str, Any] = self.__dict__.pop("_input_kwargs")
+        refuse_unknown("KerasEstimator", unknown, _KNOWN, noun="param")
         super().__init__()
-        refuse_unknown("KerasEstimator", unknown, sorted([*_PARAMS, "model", "customObjects"]), noun="param")
-        self._set(**given)
-        self._set(model=source_of(model, customObjects))
+        self.setParams(**{**given, "model": model})
+
+    @brief_errors
+    def setParams(self, **params: Any) -> KerasEstimator:
+        """Sets several params by name, and returns the estimator; those that are not named stay as they are.
+
+        Args:
+            params: As the constructor takes them; None takes a param's value away.
+
+        Raises:
+            ConfigurationError: A value is out of its range, or two of them exclude each other.
+            UnsupportedError: A mode, or a form of model, that this version does not have.
+            TypeError: A value has the wrong type, or a param does not exist.
+
+        Examples:
+            >>> estimator.setParams(epochs=3, batchSize=64)  # doctest: +SKIP
+        """
+        refuse_unknown("setParams", params, _KNOWN, noun="param")
+        custom_objects = params.pop("customObjects", None)
+        if "model" in params:
+            self.setModel(params.pop("model"), custom_objects)
+        set_given(self, params)
         fit_config(self)
+        return self
+
+    def getModel(self) -> KerasModel:
+        """Returns the model that training begins with; its ``model`` is the `keras.Model`."""
+        return self.getOrDefault(self.model)
 
     @brief_errors
     def setModel(self, value: Any, customObjects: Mapping[str, Any] | None = None) -> KerasEstimator:
         """Replaces the model; the arguments are those of the constructor."""
-        return self._set(model=source_of(value, customObjects))
+        return self._set(model=model_to_train(value, customObjects))
 
     @overload
     def fit(self, dataset: Dataset, params: ParamMap | None = None, **options: Any) -> KerasModel: ...
@@ -298,7 +335,8 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
             options: The same by name, such as ``epochs=3``; None takes a param's value away.
 
         Raises:
-            ConfigurationError: An option is out of its range, or two of them exclude each other.
+            ConfigurationError: An option is out of its range, two of them exclude each other, or a param is one of
+                another stage.
             SchemaError: A column is missing or unusable.
             DataError: There are no rows, or values that cannot be trained on.
             ClusterError: The cluster cannot run the fit.
@@ -309,10 +347,8 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
             >>> fitted = estimator.fit(train_df, epochs=3)  # doctest: +SKIP
         """
         refuse_unknown("fit", options, sorted(_PARAMS), noun="param")
-        estimator = self.copy() if options else self
-        for name in (name for name, value in options.items() if value is None):
-            estimator.clear(estimator.getParam(name))
-        estimator._set(**{name: value for name, value in options.items() if value is not None})
+        require_own(self, params, "Take it from the estimator that is fitted, or name it: fit(dataset, epochs=3).")
+        estimator = set_given(self.copy(), options) if options else self
         # To Spark, a dataset is whatever `_fit` takes.
         rows, fit = cast(Any, dataset_of(dataset)), super(KerasEstimator, estimator).fit
         if params is not None and not isinstance(params, dict):
@@ -332,9 +368,9 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
     def _fit(self, dataset: DataFrame | Files) -> KerasModel:
         began = time.monotonic()
         config, choice, on_driver = fit_config(self), column_choice(self), self.getOrDefault("driverCallbacks")
-        source: ModelSpec = self.getOrDefault(self.model)
-        facts, preprocessed = source.facts, self.isDefined(self.preprocessing)
-        if self.isDefined(self.augmentation):
+        source = self.getModel().source
+        facts, preprocessed = source.facts, optional(self, self.preprocessing) is not None
+        if optional(self, self.augmentation) is not None:
             # It may give the classes of the rows other numbers.
             facts = replace(facts, outputs=tuple(replace(output, num_classes=None) for output in facts.outputs))
         if isinstance(dataset, Files):
@@ -356,7 +392,7 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
             ),
             preprocessing=replace(batch_functions(self), target=rows.target),
             driver_callbacks=tuple(one for one in on_driver if not isinstance(one, FitListener)),
-            traced=self.isDefined(self.tracePath),
+            traced=optional(self, self.tracePath) is not None,
         )
         about: dict[str, Any] = {
             "model": repr(source),
@@ -422,13 +458,12 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         )
 
     def __repr__(self) -> str:
-        source = self.getOrDefault(self.model)
         values = "".join(f", {name}={value}" for name, value in chosen_values(self).items())
-        return f"KerasEstimator(model={source!r}{values})"
+        return f"KerasEstimator(model={self.getModel().source!r}{values})"
 
     def _repr_html_(self) -> str:
-        source = self.getOrDefault(self.model)
-        return "<b>KerasEstimator</b>" + table_html((), [("model", repr(source)), *chosen_values(self).items()])
+        words = [("model", repr(self.getModel().source)), *chosen_values(self).items()]
+        return "<b>KerasEstimator</b>" + table_html((), words)
 
     def _parts(self) -> SavedParts:
         given = {param.name: value for param, value in self._paramMap.items()}
@@ -438,7 +473,7 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         # JSON has no numbers for keys.
         weights = given.get("classWeight")
         about = {} if weights is None else {"classWeight": weights if weights == BALANCED else list(weights.items())}
-        return SavedParts(source=self.getOrDefault(self.model), code=code, about=about)
+        return SavedParts(source=self.getModel().source, code=code, about=about)
 
     @classmethod
     def _of_parts(cls, parts: SavedParts) -> KerasEstimator:
@@ -446,8 +481,10 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         if "classWeight" in parts.about:
             weights = parts.about["classWeight"]
             not_json["classWeight"] = weights if weights == BALANCED else dict(weights)
-        # A param that was not set when it was saved is none that is set by default.
-        return cls(model=parts.source, labelCol=None, **not_json)
+        if not {"labelCol"} & (parts.about["paramMap"].keys() | parts.about["defaultParamMap"].keys()):
+            # As one without labels was saved when a param had a default by its constructor alone.
+            not_json["labelCol"] = None
+        return cls(model=parts.source, **not_json)
 
 
 def _unused(callback: Any) -> Any:

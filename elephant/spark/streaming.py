@@ -37,6 +37,7 @@ from elephant.modeling.archive_inspection import KnownCode, code_of_file
 from elephant.modeling.model_spec import ModelSpec
 from elephant.spark.hadoop_files import checkpoint_folder
 from elephant.spark.model import KerasModel
+from elephant.spark.params import optional
 from elephant.spark.trust import is_trusted, require_trust
 from elephant.storage.folder import DAMAGES
 
@@ -277,7 +278,7 @@ class StreamTrainer:
         self._estimator = estimator
         self._folder = folder
         self._min_rows = min_rows_per_worker
-        source: ModelSpec = estimator.getOrDefault("model")
+        source: ModelSpec = estimator.getOrDefault("model").source
         self._state = folder.latest(source)
         self._first_source = source
         self._model = None if self._state is None else self._as_model(self._state)
@@ -369,8 +370,10 @@ class StreamTrainer:
         self._model = self._as_model(state)
 
     def _as_model(self, state: StreamState) -> KerasModel:
-        model: KerasModel = self._estimator._copyValues(KerasModel(state.source, history=state.history))
-        return model
+        model = KerasModel(state.source, history=state.history)
+        model._resetUid(self._estimator.uid)
+        fitted: KerasModel = self._estimator._copyValues(model)
+        return fitted
 
 
 def start_stream(
@@ -400,7 +403,7 @@ def start_stream(
             "fit_stream: expected a streaming DataFrame, of spark.readStream. Received: one that does not stream. "
             "Use fit."
         )
-    if estimator.isSet("checkpointPath"):
+    if optional(estimator, "checkpointPath") is not None:
         raise ConfigurationError(
             "checkpointPath: expected it not to be set. Received: "
             f"{estimator.getOrDefault('checkpointPath')!r}. fit_stream leaves a checkpoint after every "
