@@ -252,7 +252,7 @@ def shard_of(schema: Any, x: np.ndarray, y: np.ndarray) -> Any:
 
 def rank_environment(backend: str = "tensorflow") -> dict[str, str]:
     """Returns the environment in which elephant starts a training process with one core."""
-    from elephant.cluster.process import process_environment
+    from elephant.backends.process_environment import process_environment
 
     return process_environment(threads=1, devices=(), backend=backend)
 

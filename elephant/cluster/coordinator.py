@@ -17,10 +17,18 @@ from typing import Any, Protocol
 import numpy as np
 
 from elephant.checkpoint.manager import CheckpointSink
-from elephant.cluster.coordinator_policy import CoordinatorPolicy, ProgressDisplay, RunState, as_error, is_retryable
+from elephant.cluster.coordinator_policy import CoordinatorPolicy, ProgressDisplay, RunState, as_error
 from elephant.cluster.spark_job import SparkWords, cancellation, lost_driver
 from elephant.data.schema import RowSpec
-from elephant.errors import ClusterError, DataError, ElephantError, TrainingError, WorkerFailure, warn_user
+from elephant.errors import (
+    ClusterError,
+    DataError,
+    ElephantError,
+    TrainingError,
+    WorkerFailure,
+    is_retryable,
+    warn_user,
+)
 from elephant.monitor.events import (
     Event,
     FilesLeft,

@@ -12,17 +12,18 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from elephant.checkpoint.state import FitState
-from elephant.cluster.process import ENDED, FROZEN
 from elephant.cluster.server_processes import ServerGroup
 from elephant.cluster.spark_job import cancellation, cause_of, lost_with
-from elephant.cluster.specs import COORDINATOR_LOST, SUPERSEDED
 from elephant.errors import (
+    COORDINATOR_LOST,
+    SUPERSEDED,
     ElephantError,
     NetworkError,
     ServerFailedError,
     TrainingError,
     WorkerFailure,
     first_line,
+    is_retryable,
     kind_of,
     user_error,
     warn_user,
@@ -477,20 +478,6 @@ def require_all_steps(
             )
 
 
-def is_retryable(kind: str) -> bool:
-    """Returns whether an error is of a kind that another attempt may not meet, of the same task or of the whole fit.
-
-    A process that ended without a word is of such a kind, however it did: libraries end it so where a device fails.
-
-    Args:
-        kind: What `elephant.errors.kind_of` says of it.
-
-    >>> is_retryable("elephant.PeerLostError"), is_retryable("elephant.DataError"), is_retryable("ConnectionResetError")
-    (True, False, False)
-    """
-    return kind in _RETRYABLE
-
-
 def as_error(failure: RankFailure) -> ElephantError:
     """Returns the error that a rank's failure is on the driver."""
     if failure.kind == _SERVER_FAILED:
@@ -526,13 +513,6 @@ def with_sources(trace: str) -> str:
             source = linecache.getline(frame[1], int(frame[2])).strip()
             lines[place + 1 : place + 1] = [f"    {source}"] if source else []
     return "\n".join(lines)
-
-
-def _kinds(error: type[NetworkError]) -> set[str]:
-    return {f"elephant.{error.__name__}"}.union(*(_kinds(child) for child in error.__subclasses__()))
-
-
-_RETRYABLE = frozenset({ENDED, FROZEN, COORDINATOR_LOST, *_kinds(NetworkError)} - {SUPERSEDED})
 
 
 def _other_rows(before: Started, now: Started) -> str:

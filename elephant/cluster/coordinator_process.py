@@ -31,7 +31,7 @@ from elephant.net.stream import Listener
 from elephant.storage.filesystem import WORK_FOLDER, local_folder
 from elephant.storage.user_files import taken_files
 from elephant.training.__main__ import end, main
-from elephant.training.forkserver import quick_imports
+from elephant.training.executor import quick_imports
 from elephant.training.process_pipe import USER_FOLDER
 from elephant.training.program import Program, load_job
 

@@ -15,21 +15,14 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from elephant.cluster.process import DISMISSED, ENDED, FROZEN, Lines, RankProcess, process_environment
+from elephant.backends.process_environment import process_environment
+from elephant.cluster.process import DISMISSED, Lines, RankProcess
 from elephant.cluster.process_watch import ProcessWatch
 from elephant.cluster.rendezvous import RankReport
-from elephant.cluster.specs import (
-    COORDINATOR_LOST,
-    HEARD_FILE,
-    CoordinatorInfo,
-    CoordinatorSpec,
-    RunContext,
-    ServerAddresses,
-    TaskSpec,
-)
+from elephant.cluster.specs import HEARD_FILE, CoordinatorInfo, CoordinatorSpec, RunContext, ServerAddresses, TaskSpec
 from elephant.cluster.task import RankProcessError, result_rows
 from elephant.cluster.task_link import TaskLink, channel_output, exchanged
-from elephant.errors import ElephantError, kind_of
+from elephant.errors import COORDINATOR_LOST, ENDED, FROZEN, ElephantError, kind_of
 from elephant.monitor.events import Event, Printed, RankFailure, TaskStarted, packed
 from elephant.monitor.log_stream import is_noise
 from elephant.parameter_server.process import listening_sockets

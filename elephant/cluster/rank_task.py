@@ -19,16 +19,17 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from elephant.backends.process_environment import device_environment
 from elephant.cluster.addresses import own_address
 from elephant.cluster.gpu.assignment import AssignedDevice, assign_devices, locked_devices
 from elephant.cluster.gpu.devices import TaskDevices
-from elephant.cluster.process import ENDED, device_environment
 from elephant.cluster.rendezvous import RankReport, agree, agreed_row_shapes, installed_versions, refuse_other_versions
+from elephant.cluster.row_source import InputStreamError
 from elephant.cluster.specs import CoordinatorSpec, RunContext, ServerAddresses, TaskSpec
-from elephant.cluster.task import InputStreamError, RankHandle, RankProcessGroup, Task
+from elephant.cluster.task import RankHandle, RankProcessGroup, Task
 from elephant.cluster.task_link import ChannelLink, TaskLink
 from elephant.data.shard import ShardSummary
-from elephant.errors import ClusterError, ElephantError
+from elephant.errors import ENDED, ClusterError, ElephantError
 from elephant.monitor.events import RankFailure, TaskStarted
 from elephant.net.addresses import Address, address_towards
 from elephant.training.executor import executor_id

@@ -16,9 +16,8 @@ from dataclasses import asdict, dataclass, field
 
 from elephant import __version__
 from elephant.cluster.gpu.devices import Device
-from elephant.cluster.process import ENDED
 from elephant.cluster.session import minor
-from elephant.errors import ClusterError, DataError, PeerLostError, user_error
+from elephant.errors import ENDED, ClusterError, DataError, PeerLostError, user_error
 from elephant.monitor.events import RankFailure
 
 

@@ -25,10 +25,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from elephant.cluster.row_source import RESULT_SCHEMA
 from elephant.cluster.spark_job import SparkJob, cancellation, described
-from elephant.cluster.specs import RESULT_SCHEMA, SUPERSEDED, RunContext
+from elephant.cluster.specs import RunContext
 from elephant.config import FitConfig, Timeouts
-from elephant.errors import ClusterError, ElephantError, NetworkError, ServerFailedError, kind_of, user_error
+from elephant.errors import (
+    SUPERSEDED,
+    ClusterError,
+    ElephantError,
+    NetworkError,
+    ServerFailedError,
+    kind_of,
+    user_error,
+)
 from elephant.monitor.channel import Channel, ChannelClient
 from elephant.monitor.events import Event, RankFailure, RankGone, RankSilent, Serving
 from elephant.net.addresses import Address, address_towards

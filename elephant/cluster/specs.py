@@ -10,21 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from elephant.checkpoint.state import FitState
 from elephant.cluster.gpu.plan import NONE, ResourcePlan
-from elephant.cluster.warm_processes import COLD, WarmWorkers
+from elephant.cluster.warm_workers import COLD, WarmWorkers
 from elephant.config import Timeouts
 from elephant.data.schema import DataSchema, RowSpec
-from elephant.errors import SupersededError, kind_of
 from elephant.net.addresses import Address
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-RESULT_SCHEMA = "rank int, result binary"
-SUPERSEDED = kind_of(SupersededError(""))
 # In the work folder of a host's process that has failed: what it had heard until then.
 HEARD_FILE = "heard"
-# Kind of a failure: the coordinator beside rank 0 was killed, has frozen, or ended by itself.
-COORDINATOR_LOST = "elephant.CoordinatorLost"
 _HEADER_END = b"\n"
 
 
@@ -161,7 +156,7 @@ class CoordinatorInfo:
 
 
 def result_row(rank: int, result: bytes) -> pa.RecordBatch:
-    """Returns one row of `RESULT_SCHEMA`.
+    """Returns one row of `elephant.cluster.row_source.RESULT_SCHEMA`.
 
     Of buffers, because ``pa.array`` imports pandas into each of Spark's Python workers: 0.2 s of the first task there.
 

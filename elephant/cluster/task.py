@@ -20,9 +20,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from elephant.backends.process_environment import process_environment
 from elephant.cluster.gpu.assignment import AssignedDevice
 from elephant.cluster.gpu.devices import TaskDevices, devices_of_task
-from elephant.cluster.process import DISMISSED, RankProcess, process_environment
+from elephant.cluster.process import DISMISSED, RankProcess
+from elephant.cluster.row_source import InputStreamError
 from elephant.cluster.specs import ServerAddresses, TaskSpec, result_row
 from elephant.cluster.task_link import TaskLink
 from elephant.data.schema import DataSchema
@@ -173,10 +175,6 @@ def dealt_rows(batch: pa.RecordBatch, place: int, count: int, begun: int) -> pa.
     if count == 1:
         return batch
     return batch.take(pa.array(np.arange((place - begun) % count, batch.num_rows, count)))
-
-
-class InputStreamError(TrainingError):
-    """Spark hands on no more rows. It knows why, such as a row that cannot be computed, and says it of the task."""
 
 
 class Task(ABC):

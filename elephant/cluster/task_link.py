@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from elephant.cluster.process import DISMISSED, Lines
 from elephant.cluster.rendezvous import RankReport
-from elephant.cluster.specs import SUPERSEDED, RunContext, ServerAddresses, TaskSpec
+from elephant.cluster.specs import RunContext, ServerAddresses, TaskSpec
 from elephant.config import Timeouts
-from elephant.errors import NetworkError, PeerLostError, TrainingError, first_line
+from elephant.errors import SUPERSEDED, NetworkError, PeerLostError, TrainingError, first_line
 from elephant.monitor.channel import ChannelClient
 from elephant.monitor.events import RankFailure, TaskStarted
 from elephant.monitor.log_stream import OutputStream
@@ -127,7 +127,7 @@ class ChannelLink(TaskLink):
         """Tells the driver why a rank has failed, and fails the task."""
         if failure.kind != DISMISSED:
             # A worker that Spark runs again is not to wait for a driver that goes on.
-            from elephant.cluster.coordinator_policy import is_retryable
+            from elephant.errors import is_retryable
 
             goes_on = self._spec.program == "asynchronous" and is_retryable(failure.kind)
             with contextlib.nullcontext() if goes_on else self._until_cancelled():

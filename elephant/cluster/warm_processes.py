@@ -27,13 +27,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from elephant.cluster.session import setting
-from elephant.config import FitConfig, Timeouts
-from elephant.errors import ConfigurationError
+from elephant.cluster.warm_workers import WarmWorkers
 from elephant.storage.filesystem import local_folder
 from elephant.training.executor import executor_above, memory_is_short, process_start
 from elephant.training.forkserver import (
@@ -48,15 +45,9 @@ from elephant.training.forkserver import (
     socket_path,
 )
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 # In place of an exit code, which is less: nobody has heard how the process ended, because the server had ended before.
 UNHEARD = 256
 FOLDER = "forkserver"
-SETTING = "spark.elephant.warmWorkers"
-# One for training and one for inference, whose environments may differ.
-_AUTO = 2
 _POLL_S = 0.02
 _LOOK_S = 0.5
 _FIND_S = 5.0
@@ -91,41 +82,6 @@ _READ_LATE = (
     "OLDPWD",
     "SHLVL",
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class WarmWorkers:
-    """Limits on the processes of an executor that have imported Keras and wait: their number, and for how long.
-
-    Args:
-        limit: Processes that wait on each executor at most; zero starts every training process fresh.
-        idle_s: Seconds without a fit after which they end.
-    """
-
-    limit: int = 0
-    idle_s: float = 300.0
-
-
-COLD = WarmWorkers()
-
-
-def warm_workers(session: SparkSession | None, config: FitConfig | None = None) -> WarmWorkers:
-    """Returns how many processes may wait: as many as a fit asks for, or else as the cluster's setting says.
-
-    Args:
-        session: The Spark session; None where there is none yet.
-        config: The options of the fit; None for inference.
-
-    Raises:
-        ConfigurationError: The setting is no number.
-    """
-    number = "auto" if config is None else config.warm_workers
-    if number == "auto" and session is not None:
-        number = setting(session, SETTING) or "auto"
-        if number != "auto" and not number.isdigit():
-            raise ConfigurationError(f"{SETTING}: expected 'auto' or an integer of at least 0. Received: {number!r}.")
-    timeouts = Timeouts() if config is None else config.timeouts
-    return WarmWorkers(limit=_AUTO if number == "auto" else int(number), idle_s=timeouts.warm_s)
 
 
 class ForkedProcess:

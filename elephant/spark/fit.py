@@ -32,7 +32,7 @@ from elephant.cluster.server_processes import require_ports
 from elephant.cluster.session import is_local, is_remote, setting
 from elephant.cluster.spark_job import counted, described
 from elephant.cluster.specs import TaskSpec, result_row
-from elephant.cluster.warm_processes import warm_workers
+from elephant.cluster.warm_workers import warm_workers
 from elephant.config import FitConfig
 from elephant.data.json_types import require_parts, require_type
 from elephant.data.schema import SCALAR, DataSchema, RowSpec

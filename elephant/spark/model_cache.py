@@ -24,11 +24,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark import TaskContext, cloudpickle
 
+from elephant.backends.process_environment import process_environment
 from elephant.cluster.gpu.devices import given_names
-from elephant.cluster.process import RankProcess, process_environment
+from elephant.cluster.process import RankProcess
 from elephant.cluster.process_watch import ProcessWatch
 from elephant.cluster.session import environment
-from elephant.cluster.warm_processes import COLD, WarmWorkers
+from elephant.cluster.warm_workers import COLD, WarmWorkers
 from elephant.config import Timeouts
 from elephant.errors import TrainingError, UnsupportedError
 from elephant.training.chunks import ChunkChannel, ChunkFunction, HungUpError

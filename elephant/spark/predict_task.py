@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 from pyspark import cloudpickle
-from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType
 
 from elephant.cluster.specs import result_row
 from elephant.data.casting import lists_of, prepared_batches, prepared_column
@@ -151,13 +150,6 @@ class OutputColumn:
     holds: str
     binary: bool = False
     from_logits: bool = False
-
-    @property
-    def spark_type(self) -> DataType:
-        """The column's type in Spark."""
-        if self.holds in (CLASS, NUMBER):
-            return DoubleType()
-        return ArrayType(DoubleType() if self.holds == PROBABILITY else FloatType())
 
     @property
     def arrow_type(self) -> pa.DataType:

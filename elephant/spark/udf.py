@@ -24,7 +24,7 @@ from pyspark.sql import functions as F  # noqa: N812  (the name that every user 
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import DataType, StructField, StructType, _parse_datatype_string
 
-from elephant.cluster.warm_processes import warm_workers
+from elephant.cluster.warm_workers import warm_workers
 from elephant.data.casting import lists_of, prepared_column
 from elephant.data.ragged import Values
 from elephant.data.schema import FEATURES, DataSchema, role_of
@@ -109,7 +109,7 @@ def predict_udf(
     if returnType is not None:
         kind = _parse_datatype_string(returnType) if isinstance(returnType, str) else returnType
     elif facts is not None:
-        kind = columns[0].spark_type if len(columns) == 1 else struct_of(columns)
+        kind = spark_type(columns[0].arrow_type) if len(columns) == 1 else struct_of(columns)
     else:
         raise ConfigurationError(
             "returnType: expected the type that the UDF returns, because executors alone load the model. "

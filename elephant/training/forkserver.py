@@ -19,7 +19,6 @@ import contextlib
 import ctypes
 import fcntl
 import functools
-import gc
 import importlib
 import json
 import os
@@ -40,10 +39,9 @@ from typing import Any
 
 from elephant.backends import backend_named
 from elephant.storage.filesystem import WORK_FOLDER
-from elephant.training.executor import is_gone, is_stopped, memory_is_short, parents_of, process_start
+from elephant.training.executor import is_gone, is_stopped, memory_is_short, parents_of, process_start, quick_imports
 from elephant.training.process_pipe import DESCRIPTORS, FORKED
 
-UNNEEDED = ("matplotlib", "sklearn")
 REFUSED = "refused"
 # Behind the server's process id in its file, once it answers at once.
 READY = "ready"
@@ -61,40 +59,6 @@ _CLEAR_UP_S = 30.0
 _CLEAR_UP_LOOK_S = 0.1
 _MAX_REQUEST_BYTES = 2**24
 _MAX_DESCRIPTORS = 32
-
-
-@contextlib.contextmanager
-def quick_imports() -> Iterator[None]:
-    """Imports meanwhile in less time, for a process that keeps what it imports until it ends.
-
-    Matplotlib and scikit-learn are passed over, and the collector rests. What is there afterwards it never walks
-    again, which makes it quicker for as long as the process lives.
-    """
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        with passed_over(*UNNEEDED):
-            yield
-    finally:
-        gc.freeze()
-        if collects:
-            gc.enable()
-
-
-@contextlib.contextmanager
-def passed_over(*packages: str) -> Iterator[None]:
-    """Makes what is imported meanwhile believe that these packages are not installed.
-
-    Afterwards they can be imported as ever. Packages that have been imported before stay.
-    """
-    hidden = [package for package in packages if package not in sys.modules]
-    for package in hidden:
-        sys.modules[package] = None  # type: ignore[assignment]  # as the import system asks for
-    try:
-        yield
-    finally:
-        for package in hidden:
-            sys.modules.pop(package, None)
 
 
 @dataclass(frozen=True, kw_only=True)

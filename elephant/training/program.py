@@ -32,8 +32,7 @@ from elephant.monitor.trace import PROCESS
 from elephant.net.stream import Listener
 from elephant.storage.filesystem import WORK_FOLDER
 from elephant.storage.user_files import MOST_BYTES, taken_files
-from elephant.training.executor import executor_id, unseen_note
-from elephant.training.forkserver import quick_imports
+from elephant.training.executor import executor_id, quick_imports, unseen_note
 from elephant.training.process_pipe import USER_FOLDER, inherited, is_forked
 from elephant.training.rank_info import RankInfo
 

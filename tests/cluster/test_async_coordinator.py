@@ -8,8 +8,9 @@ from tables import every_case
 
 from elephant.cluster.coordinator import Coordinator
 from elephant.cluster.coordinator_policy import AsynchronousPolicy, require_all_steps
-from elephant.cluster.process import ENDED, FROZEN
 from elephant.errors import (
+    ENDED,
+    FROZEN,
     ConfigurationError,
     DataError,
     JobCancelledError,

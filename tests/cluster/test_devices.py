@@ -6,6 +6,7 @@ import stat
 import pytest
 from tables import every_case
 
+from elephant.backends.process_environment import device_environment, process_environment
 from elephant.cluster.gpu.devices import (
     Device,
     TaskDevices,
@@ -16,7 +17,6 @@ from elephant.cluster.gpu.devices import (
     visible_names,
 )
 from elephant.cluster.gpu.plan import HOSTS, NONE, SPARK, ResourcePlan
-from elephant.cluster.process import device_environment, process_environment
 from elephant.errors import ClusterError
 
 TWO = "GPU 0: NVIDIA A (UUID: GPU-aa)\nGPU 1: NVIDIA A (UUID: GPU-bb)\n"

@@ -18,7 +18,9 @@ from call_process import calling
 from leaks import nothing_left_behind as nothing_left_behind
 from tiers import in_tiers
 
-from elephant.cluster.process import ENDED, FROZEN, RankProcess, process_environment
+from elephant.backends.process_environment import process_environment
+from elephant.cluster.process import RankProcess
+from elephant.errors import ENDED, FROZEN
 from elephant.training.process_pipe import PULSE_FILE, RESULT_FILE
 
 

@@ -5,9 +5,8 @@ import dataclasses
 import pytest
 from tables import every_case
 
-from elephant.cluster.process import ENDED
 from elephant.cluster.rendezvous import RankReport, agree, agreed_row_shapes, installed_versions
-from elephant.errors import ClusterError, ConfigurationError, DataError, PeerLostError
+from elephant.errors import ENDED, ClusterError, ConfigurationError, DataError, PeerLostError
 from elephant.monitor.events import RankFailure
 
 VERSIONS = {"python": "3.11", "elephant": "0.1.0", "keras": "3.15.1"}

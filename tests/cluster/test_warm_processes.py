@@ -22,8 +22,9 @@ from process_calls import Calls
 from tables import every_case
 
 from elephant.cluster import warm_processes
-from elephant.cluster.process import ENDED
-from elephant.cluster.warm_processes import COLD, ForkedProcess, WarmWorkers, environment_key
+from elephant.cluster.warm_processes import ForkedProcess, environment_key
+from elephant.cluster.warm_workers import COLD, WarmWorkers
+from elephant.errors import ENDED
 from elephant.training.executor import is_stopped, memory_is_short
 from elephant.training.forkserver import ForkRequest, send_request
 

@@ -1112,7 +1112,7 @@ FAULTS = (
     ),
     Fault(
         name="gpus-not-hidden",
-        file="elephant/cluster/process.py",
+        file="elephant/backends/process_environment.py",
         old='return {"CUDA_VISIBLE_DEVICES": "-1"}',
         new="return {}",
         breaks="Workers that are to compute on the CPU take the GPUs of others.",

@@ -10,9 +10,9 @@ import psutil
 import pyarrow as pa
 import pytest
 
+from elephant.backends.process_environment import process_environment
 from elephant.cluster import warm_processes
-from elephant.cluster.process import process_environment
-from elephant.cluster.warm_processes import WarmWorkers
+from elephant.cluster.warm_workers import WarmWorkers
 from elephant.errors import DataError, TrainingError
 from elephant.spark import model_cache
 

@@ -11,8 +11,9 @@ import signal
 import sys
 import threading
 
-from elephant.cluster.process import RankProcess, process_environment
-from elephant.cluster.warm_processes import COLD
+from elephant.backends.process_environment import process_environment
+from elephant.cluster.process import RankProcess
+from elephant.cluster.warm_workers import COLD
 from elephant.training.chunks import ChunkChannel, HungUpError
 
 # Known before the test: the process' own name, and whether it was forked.

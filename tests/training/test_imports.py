@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from elephant.training.forkserver import passed_over, quick_imports
+from elephant.training.executor import passed_over, quick_imports
 
 
 def test_package_when_passed_over_then_cannot_be_imported_until_it_is_over(tmp_path, monkeypatch):
