@@ -319,7 +319,7 @@ class RecordFiles(PlannedFiles):
 
     def first(self, columns: list[str]) -> pa.RecordBatch | None:
         """Returns some rows, which this very process reads: the driver, which has TensorFlow already."""
-        from elephant.training.input.tfrecord_reader import read_shares
+        from elephant.rank.input.tfrecord_reader import read_shares
 
         features = {name: self.features[name] for name in columns}
         batches = read_shares(self.url, [(file, 0, 1) for file in self.files], features)
@@ -341,7 +341,7 @@ class RecordFiles(PlannedFiles):
 def _read_in_process(asked: bytes, failure_file: Path) -> Iterator[pa.RecordBatch]:
     # Copies of remote files go where this task's other files are, and with them.
     environment = process_environment(threads=1, devices=[], backend=None, more={"TMPDIR": str(failure_file.parent)})
-    command = [sys.executable, "-m", "elephant.training.input.tfrecord_reader", str(failure_file)]
+    command = [sys.executable, "-m", "elephant.rank.input.tfrecord_reader", str(failure_file)]
     process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         _send(process.stdin, asked)

@@ -27,11 +27,12 @@ from elephant.data.schema import DataSchema, pack
 from elephant.errors import ConfigurationError, DataError, SchemaError
 from elephant.modeling.model_info import ModelInfo
 from elephant.modeling.model_spec import ModelSpec, Servable
-from elephant.spark.column_selection import ColumnSelection, target_inputs
-from elephant.spark.column_types import input_schema, raw_input_schema, selected_columns, undecided_vectors
-from elephant.spark.model_batches import PackedFunction, pickled
-from elephant.spark.model_cache import PackedModel
-from elephant.spark.predict_task import (
+from elephant.spark.columns.column_selection import ColumnSelection, target_inputs
+from elephant.spark.columns.column_types import input_schema, raw_input_schema, selected_columns, undecided_vectors
+from elephant.spark.training_data import spark_type
+from elephant.task.model_batches import PackedFunction, pickled
+from elephant.task.model_cache import PackedModel
+from elephant.task.predict_task import (
     PROBABILITY,
     OutputColumn,
     Prediction,
@@ -42,7 +43,6 @@ from elephant.spark.predict_task import (
     transformed_columns,
     unpacked_outputs,
 )
-from elephant.spark.training_data import spark_type
 
 # Elements of a vector from which on it travels as the elements that it keeps.
 _WIDE = 10_000

@@ -9,7 +9,7 @@ from gpu_fits import ROWS
 from gpu_runs import devices, on_local_cluster, reference
 
 from elephant.backends.process_environment import process_environment
-from elephant.cluster.gpu.devices import host_gpus, listed_devices
+from elephant.task.gpu_devices import host_gpus, listed_devices
 
 GPUS = listed_devices(host_gpus())
 
