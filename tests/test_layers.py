@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "elephant"
 LAYERS = [
     {"__main__"},
     {"cli"},
-    {"jobs", "gpu_check"},
+    {"jobs"},
     {"spark", "testing"},
     {"cluster"},
     {"training"},

@@ -3,8 +3,10 @@
 import contextlib
 import importlib.util
 import os
+import runpy
 import signal
 import time
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -31,6 +33,7 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed"),
 ]
 
+GPU_CHECK = str(Path(__file__).parents[2] / "benchmarks" / "gpu_check.py")
 SIZES = (23, 0, 14)
 PATIENCE_S = 8.0
 DEADLINE_S = 4.0
@@ -359,8 +362,7 @@ def test_fit_when_an_own_step_adds_up_its_loss_then_equals_one_process(pool):
 
 
 def test_check_of_gpus_when_devices_reduce_then_has_the_sums_of_the_host(pool):
-    from elephant.gpu_check import on_devices_and_host
-
+    on_devices_and_host = runpy.run_path(GPU_CHECK)["on_devices_and_host"]
     for apart, *times in pool.run(on_devices_and_host, [(40, 2)] * 2):
         assert apart <= 1e-6 and min(times) > 0
 
