@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -27,10 +28,13 @@ class TorchBackend(Backend):
     """Keras on PyTorch."""
 
     name = "torch"
+    title = "PyTorch"
     gpu_package = "torch"
     packages = ("torch",)
     oldest = "2.4"
     count_gpus = "import torch; print('gpus', torch.cuda.device_count())"
+    optimizers = "keras.src.backend.torch.optimizers."
+    program_layers = ("TorchModuleWrapper",)
     # Of one row, its convolutions on a processor cannot have gradients: "grad_weight must be contiguous" (2.13).
     stand_in_rows = 2
     has_nccl = True
@@ -82,6 +86,14 @@ class TorchBackend(Backend):
         import torch
 
         torch.manual_seed(seed)
+
+    def is_variable(self, thing: object) -> bool:
+        return "torch" in sys.modules and isinstance(thing, sys.modules["torch"].Tensor)
+
+    def assign(self, variable: Any, value: np.ndarray) -> None:
+        import torch
+
+        variable.data.copy_(torch.as_tensor(value))
 
     def call_on_host(
         self, function: Callable[..., Sequence[np.ndarray]], tensors: Sequence[Any], specs: Sequence[Spec]

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from elephant.cluster.process import DISMISSED, ENDED, FROZEN, Lines, RankProcess, process_environment
+from elephant.backends.environment import process_environment
+from elephant.cluster.process import DISMISSED, ENDED, FROZEN, Lines, RankProcess
 from elephant.cluster.process_watch import ProcessWatch
 from elephant.cluster.rendezvous import RankReport
 from elephant.cluster.specs import (

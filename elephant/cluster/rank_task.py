@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from elephant.backends.environment import device_environment
 from elephant.cluster.addresses import own_address
 from elephant.cluster.gpu.assignment import AssignedDevice, assign_devices, locked_devices
 from elephant.cluster.gpu.devices import TaskDevices
-from elephant.cluster.process import ENDED, device_environment
+from elephant.cluster.process import ENDED
 from elephant.cluster.rendezvous import RankReport, agree, agreed_row_shapes, installed_versions, refuse_other_versions
 from elephant.cluster.specs import CoordinatorSpec, RunContext, ServerAddresses, TaskSpec
 from elephant.cluster.task import InputStreamError, RankHandle, RankProcessGroup, Task

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from elephant.backends.environment import process_environment
 from elephant.cluster.gpu.assignment import AssignedDevice
 from elephant.cluster.gpu.devices import TaskDevices, devices_of_task
-from elephant.cluster.process import DISMISSED, RankProcess, process_environment
+from elephant.cluster.process import DISMISSED, RankProcess
 from elephant.cluster.specs import ServerAddresses, TaskSpec, result_row
 from elephant.cluster.task_link import TaskLink
 from elephant.data.schema import DataSchema

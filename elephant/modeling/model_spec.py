@@ -29,7 +29,7 @@ import numpy as np
 from elephant.backends import current
 from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError
-from elephant.modeling.archive_inspection import UNREADABLE, require_known_code
+from elephant.modeling.archive_inspection import BACKENDS_OPTIMIZERS, UNREADABLE, require_known_code
 from elephant.modeling.fixed_batch import take_fewer_rows
 from elephant.modeling.keras_saving import (
     accepted_configs,
@@ -63,7 +63,6 @@ from elephant.storage.filesystem import scratch_folder
 _CONFIG, _WEIGHTS = "config.json", "model.weights.h5"
 # Models that sources were made of, by the sources' ids, as long as the user has them.
 _given: weakref.WeakValueDictionary[str, keras.Model] = weakref.WeakValueDictionary()
-_OPTIMIZERS_OF_TORCH = "keras.src.backend.torch.optimizers."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -533,9 +532,9 @@ def settings_for_this_backend(settings: Mapping[str, Any], *, saved_on: str | No
         saved_on: The backend that has saved them; None where that is not known. Then PyTorch's optimizers tell whether
             it was PyTorch, and settings of TensorFlow and JAX are not told apart.
     """
-    here, given = keras.config.backend(), dict(settings)
+    here, given = current(), dict(settings)
     portable = cast(dict[str, Any], _with_portable_optimizers(given))
-    if here == saved_on or (saved_on is None and (here == "torch") == (portable != given)):
+    if here.name == saved_on or (saved_on is None and bool(here.optimizers) == (portable != given)):
         return given
     return {**portable, "jit_compile": "auto"} if "jit_compile" in portable else portable
 
@@ -545,7 +544,7 @@ def _with_portable_optimizers(config: Any) -> Any:
         return [_with_portable_optimizers(part) for part in config]
     if not isinstance(config, dict):
         return config
-    if str(config.get("module")).startswith(_OPTIMIZERS_OF_TORCH):
+    if str(config.get("module")).startswith(BACKENDS_OPTIMIZERS):
         config = {**config, "module": "keras.optimizers", "registered_name": None}
     return {name: _with_portable_optimizers(part) for name, part in config.items()}
 

@@ -24,8 +24,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark import TaskContext, cloudpickle
 
+from elephant.backends import GROWTH
+from elephant.backends.environment import process_environment
 from elephant.cluster.gpu.devices import given_names
-from elephant.cluster.process import RankProcess, process_environment
+from elephant.cluster.process import RankProcess
 from elephant.cluster.process_watch import ProcessWatch
 from elephant.cluster.session import environment
 from elephant.cluster.warm_processes import COLD, WarmWorkers
@@ -49,8 +51,6 @@ _FROZEN_S = Timeouts.heartbeat_s
 _using = threading.Lock()
 
 _MAX_MODELS = 2
-# Memory of a GPU as it is needed: several tasks, each in a process of its own, may share one.
-_SHARED_GPU = {"TF_FORCE_GPU_ALLOW_GROWTH": "true", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 _OF_PROCESSES = ("PYTHONPATH", "PYTHONUNBUFFERED")
 _models: dict[str, Predictor] = {}
 _lock = threading.Lock()
@@ -203,7 +203,8 @@ def _environment_of_task(backend: str) -> dict[str, str] | None:
         threads=max(int(context.cpus()), 1),
         devices=[] if gpu is None else given_names(gpu.addresses, os.environ),
         backend=backend,
-        more=_SHARED_GPU,
+        # Several tasks, each in a process of its own, may share one.
+        more=GROWTH,
     )
 
 

@@ -23,6 +23,7 @@ import h5py
 import keras
 import numpy as np
 
+from elephant.backends import current
 from elephant.cluster.coordinator import FitResult
 from elephant.config import FitConfig
 from elephant.data.json_types import require_parts
@@ -172,12 +173,13 @@ def read_model(
         code = code_of_file(content, suffix, KnownCode(given=custom_objects or {}))
         require_trust(f"path={os.fspath(path)}", code, _OTHERWISE)
     model, config = model_of_file(content, suffix, custom_objects, safe_mode=safe_mode)
-    is_slow = keras.config.backend() == "jax" and not (model.jit_compile or model.run_eagerly)
+    backend = current()
+    is_slow = backend.needs_compiler and not (model.jit_compile or model.run_eagerly)
     if is_slow and model._resolve_auto_jit_compile():
         warn_user(
-            f"path={os.fspath(path)}: expected a model that JAX compiles. Received: jit_compile=False, which Keras "
-            "also saves of a model that TensorFlow has trained on a CPU. Its steps take many times as long. Load "
-            "it with keras.saving.load_model, compile it again, and pass the model."
+            f"path={os.fspath(path)}: expected a model that {backend.title} compiles. Received: jit_compile=False, "
+            "which Keras also saves of a model that TensorFlow has trained on a CPU. Its steps take many times as "
+            "long. Load it with keras.saving.load_model, compile it again, and pass the model."
         )
     return model, config
 
