@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from elephant.backends.environment import process_environment
+from elephant.backends.process_environment import process_environment
 from elephant.cluster.process import DISMISSED, ENDED, FROZEN, Lines, RankProcess
 from elephant.cluster.process_watch import ProcessWatch
 from elephant.cluster.rendezvous import RankReport

@@ -298,7 +298,7 @@ class RankProcess:
 
     Args:
         program: What it runs, by its name in `elephant.training.program`.
-        environment: What `elephant.backends.environment.process_environment` returned.
+        environment: What `elephant.backends.process_environment.process_environment` returned.
         listener_fd: The listening socket that the process inherits; None where it listens to nobody.
         module: Whose program it is; `elephant.training` has those of ranks.
         lines: Where the lines go that it prints; None sends them to the executor's log alone.

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from elephant.backends.environment import device_environment
+from elephant.backends.process_environment import device_environment
 from elephant.cluster.addresses import own_address
 from elephant.cluster.gpu.assignment import AssignedDevice, assign_devices, locked_devices
 from elephant.cluster.gpu.devices import TaskDevices

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyspark
 from packaging.version import Version
 
-from elephant.backends.environment import process_environment
+from elephant.backends.process_environment import process_environment
 from elephant.cluster.session import jvm_context, release
 from elephant.cluster.spark_job import described
 from elephant.cluster.specs import RESULT_SCHEMA

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from elephant.backends.environment import process_environment
+from elephant.backends.process_environment import process_environment
 from elephant.cluster.gpu.assignment import AssignedDevice
 from elephant.cluster.gpu.devices import TaskDevices, devices_of_task
 from elephant.cluster.process import DISMISSED, RankProcess

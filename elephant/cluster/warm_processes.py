@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elephant.backends import BACKENDS, asked_for, keras_file
-from elephant.backends.environment import READ_LATE
+from elephant.backends.process_environment import READ_LATE
 from elephant.cluster.session import setting
 from elephant.config import FitConfig, Timeouts
 from elephant.errors import ConfigurationError

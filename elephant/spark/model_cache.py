@@ -25,7 +25,7 @@ import pyarrow as pa
 from pyspark import TaskContext, cloudpickle
 
 from elephant.backends import GROWTH
-from elephant.backends.environment import process_environment
+from elephant.backends.process_environment import process_environment
 from elephant.cluster.gpu.devices import given_names
 from elephant.cluster.process import RankProcess
 from elephant.cluster.process_watch import ProcessWatch

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from elephant.backends import BACKENDS, VARIABLE, log_levels
-from elephant.backends.environment import READ_LATE
+from elephant.backends.process_environment import READ_LATE
 
 PACKAGE = Path(__file__).resolve().parents[2] / "elephant"
 HOME = PACKAGE / "backends"

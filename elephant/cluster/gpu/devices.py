@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from elephant.backends.environment import VISIBLE
+from elephant.backends.process_environment import VISIBLE
 from elephant.cluster.gpu.plan import NONE, ResourcePlan
 from elephant.errors import ClusterError
 
