@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from elephant.cluster.gpu.devices import host_gpus, listed_devices
+from elephant.task.gpu_devices import host_gpus, listed_devices
 
 PROGRAM = str(Path(__file__).parents[1] / "benchmarks" / "gpu_check.py")
 # A machine for GPUs has no Spark.

@@ -24,9 +24,9 @@ OTHERS = {"tf_idf"}
 ALLOWED = {
     "monitor/listeners.py": "flavors of MLflow, which has one for TensorFlow",
     "spark/model.py": "a format of keras.Model.export",
-    "spark/model_files.py": "packages with which keras.Model.export writes its formats",
+    "spark/saving/model_files.py": "packages with which keras.Model.export writes its formats",
     "training/images.py": "TensorFlow decodes files of images where Pillow is not installed",
-    "training/input/tfrecord_reader.py": "TensorFlow reads its own files, whatever Keras computes with",
+    "rank/input/tfrecord_reader.py": "TensorFlow reads its own files, whatever Keras computes with",
 }
 
 
