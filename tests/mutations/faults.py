@@ -1111,7 +1111,7 @@ FAULTS = (
     Fault(
         name="gpus-not-hidden",
         file="elephant/backends/process_environment.py",
-        old='return {"CUDA_VISIBLE_DEVICES": "-1"}',
+        old='return {VISIBLE: "-1"}',
         new="return {}",
         breaks="Workers that are to compute on the CPU take the GPUs of others.",
         tests=("tests/task/test_devices.py",),

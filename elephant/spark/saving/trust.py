@@ -32,12 +32,12 @@ from typing import TYPE_CHECKING, Any
 import keras
 from pyspark.cloudpickle import cloudpickle
 
+from elephant.cluster.script_modules import INSTALLED, PLATFORM
 from elephant.cluster.session import is_true, setting
 from elephant.errors import ConfigurationError
 from elephant.modeling.archive_inspection import KINDS
 from elephant.spark.hadoop_files import local_path, running_session
 from elephant.spark.module_source import definition, is_model, parents_and_module, specs_of
-from elephant.spark.script_modules import INSTALLED, PLATFORM
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
