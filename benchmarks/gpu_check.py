@@ -151,7 +151,7 @@ def on_devices_and_host(width: int, steps: int = 20) -> tuple[float, float, floa
     import keras
 
     from elephant.backends import current
-    from elephant.backends.devices import DeviceReducer
+    from elephant.backends.device_reducer import DeviceReducer
 
     collective = current_collective()
     rank, size = collective.rank, collective.world_size

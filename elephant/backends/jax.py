@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from elephant.backends.base import Backend, BatchForm, Spec, gathered_blocks, gathered_gradient
-from elephant.backends.devices import JaxReducer, join_devices
 from elephant.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import keras
 
     from elephant.backends.gradient_averager import GradientAverager
+    from elephant.backends.jax_devices import JaxReducer
     from elephant.collective.communicator import Communicator
     from elephant.config import FitConfig
 
@@ -127,6 +127,8 @@ class JaxBackend(Backend):
         model.make_train_function = make_train_function
 
     def join_devices(self, collective: Communicator, config: FitConfig, address: str) -> None:
+        from elephant.backends.jax_devices import join_devices
+
         if config.gpu_transport == "nccl":
             # Once there are devices, it is too late.
             self.prepare_process()

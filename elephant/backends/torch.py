@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from elephant.backends.base import Backend, Spec, gathered_blocks, gathered_gradient
-from elephant.backends.devices import TorchReducer, reduce_on_devices
-from elephant.backends.gradient_averager import spec_of
 from elephant.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -111,6 +109,8 @@ class TorchBackend(Backend):
     ) -> None:
         import torch
 
+        from elephant.backends.torch_devices import TorchReducer
+
         apply = optimizer.apply
         # What a hook finds in a step that is compiled was not tried.
         is_eager = model is not None and not model.jit_compile
@@ -148,6 +148,8 @@ class TorchBackend(Backend):
         optimizer.apply = apply_averaged
 
     def reduce_on_devices(self, averager: GradientAverager, config: FitConfig) -> None:
+        from elephant.backends.torch_devices import reduce_on_devices
+
         reduce_on_devices(averager, config)
 
     def all_gather(self, block: Any, collective: Communicator, share: Callable[[], float]) -> Any:
@@ -237,6 +239,8 @@ class _EarlyBuckets:
             self._is_open = False
 
     def _set_up(self, owner: int, variables: Sequence[Any]) -> None:
+        from elephant.backends.gradient_averager import spec_of
+
         names = [(owner, id(variable)) for variable in variables]
         group = self._averager.flagged_group(owner, [spec_of(None, variable) for variable in variables], names)
         buckets = [bucket.positions for bucket in group.buckets[:-1]]

@@ -208,7 +208,7 @@ def test_devices_when_a_rank_is_killed_while_they_are_joined_then_the_others_nam
     sent = tmp_path / "sent"
 
     def join(is_killed):
-        from elephant.backends import current, devices
+        from elephant.backends import current, jax_devices
         from elephant.collective.api import current_collective
         from elephant.config import FitConfig
 
@@ -217,7 +217,7 @@ def test_devices_when_a_rank_is_killed_while_they_are_joined_then_the_others_nam
             os.kill(os.getpid(), signal.SIGKILL)
 
         if is_killed:
-            devices.JaxReducer._join = die
+            jax_devices.JaxReducer._join = die
         current().join_devices(current_collective(), FitConfig(num_workers=3, gpu_transport="nccl"), "127.0.0.1")
 
     with pytest.raises(RankError) as failed:

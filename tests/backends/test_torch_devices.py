@@ -127,8 +127,8 @@ def test_transport_when_the_devices_of_a_rank_add_up_wrong_then_all_refuse_it_or
         import torch
 
         from elephant import collective
-        from elephant.backends.devices import TorchReducer, reduce_on_devices
         from elephant.backends.gradient_averager import GradientAverager
+        from elephant.backends.torch_devices import TorchReducer, reduce_on_devices
         from elephant.collective.api import current_collective
         from elephant.config import FitConfig
         from elephant.errors import ConfigurationError
@@ -395,7 +395,7 @@ def test_group_when_a_rank_is_killed_while_it_is_formed_then_the_others_name_it_
     sent = tmp_path / "sent"
 
     def form(is_killed):
-        from elephant.backends import devices
+        from elephant.backends import torch_devices
         from elephant.backends.gradient_averager import GradientAverager
         from elephant.collective.api import current_collective
         from elephant.config import FitConfig
@@ -405,10 +405,10 @@ def test_group_when_a_rank_is_killed_while_it_is_formed_then_the_others_name_it_
             os.kill(os.getpid(), signal.SIGKILL)
 
         if is_killed:
-            devices._process_group = die
+            torch_devices._process_group = die
         averager = GradientAverager(current_collective(), lambda: 0.5)
         try:
-            devices.reduce_on_devices(averager, FitConfig(num_workers=3, gpu_transport="nccl"))
+            torch_devices.reduce_on_devices(averager, FitConfig(num_workers=3, gpu_transport="nccl"))
         finally:
             averager.close()
 
