@@ -98,11 +98,6 @@ class TrainingError(ElephantError, RuntimeError):
 
     retryable: bool = False
 
-    @property
-    def passing(self) -> bool:
-        """Name of `retryable` in 0.1.0."""
-        return self.retryable
-
 
 class WorkerFailure(TrainingError):  # noqa: N818  (what happened to one rank)
     """One rank failed.
