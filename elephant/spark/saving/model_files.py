@@ -30,14 +30,9 @@ from elephant.data.schema import RowSpec
 from elephant.driver.coordinator import FitResult
 from elephant.errors import ConfigurationError, warn_user
 from elephant.modeling.archive_inspection import UNREADABLE, KnownCode, code_of_file, require_known_code
+from elephant.modeling.keras_archive import for_this_backend, settings_for_this_backend
 from elephant.modeling.keras_saving import accepted_configs
-from elephant.modeling.model_spec import (
-    ModelSpec,
-    for_this_backend,
-    model_source,
-    require_compiled,
-    settings_for_this_backend,
-)
+from elephant.modeling.model_spec import ModelSpec, model_source, require_compiled
 from elephant.modeling.variables import build_variables, rated_optimizers, read_variables, write_variables
 from elephant.spark.hadoop_files import read_model_bytes, require_no_model, write_model_bytes, write_model_files
 from elephant.spark.saving.trust import is_trusted, require_trust
