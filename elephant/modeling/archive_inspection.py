@@ -287,7 +287,7 @@ def _internal(module: str, name: str) -> Any:
     try:
         return vars(importlib.import_module(module)).get(name)
     except (ImportError, ValueError):
-        # PyTorch's optimizers, where it is not installed, are loaded as those of Keras: `elephant.modeling.keras_archive`.
+        # Optimizers of a backend that is not installed are loaded as Keras' own: `elephant.modeling.keras_archive`.
         return vars(keras.optimizers).get(name) if module.startswith(BACKENDS_OPTIMIZERS) else None
 
 
