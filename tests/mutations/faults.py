@@ -1111,7 +1111,7 @@ FAULTS = (
     Fault(
         name="gpus-not-hidden",
         file="elephant/backends/process_environment.py",
-        old='return {"CUDA_VISIBLE_DEVICES": "-1"}',
+        old='return {VISIBLE: "-1"}',
         new="return {}",
         breaks="Workers that are to compute on the CPU take the GPUs of others.",
         tests=("tests/task/test_devices.py",),
@@ -1196,8 +1196,8 @@ FAULTS = (
     Fault(
         name="load-names-of-installed-packages",
         file="elephant/spark/saving/trust.py",
-        old='return file is None or module.split(".")[0] in _PLATFORM or bool(_INSTALLED & set(Path(file).parts))',
-        new='return file is None or module.split(".")[0] in _PLATFORM',
+        old='return file is None or module.split(".")[0] in PLATFORM or bool(INSTALLED & set(Path(file).parts))',
+        new='return file is None or module.split(".")[0] in PLATFORM',
         breaks="A file that nobody trusts may have functions of installed packages called.",
         tests=(
             "tests/spark/test_trust.py::"
