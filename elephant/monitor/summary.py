@@ -8,13 +8,14 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from elephant.errors import ConfigurationError
+from elephant.monitor.advice import advice_on_fit
 from elephant.monitor.events import RankEpoch
 from elephant.monitor.progress import curve_names
+from elephant.monitor.rank_times import rank_times, sums_by_rank
 from elephant.monitor.report import (
     PARTS,
     TRAINING,
@@ -32,12 +33,6 @@ from elephant.monitor.report import (
     timeline_svg,
 )
 
-# Parts of a fit's seconds from which on something is worth a change.
-_MUCH_WAITING, _MUCH_EXCHANGE, _MUCH_INPUT = 0.15, 0.3, 0.1
-# Epochs after the best one from which on they are too many.
-_WORSE_EPOCHS = 3
-# Times as many rows as the rank with the fewest has.
-_UNEVEN = 1.25
 # Of a line that is no event.
 _SHOWN = 60
 
@@ -51,7 +46,7 @@ class FitSummary:
         seconds: Of the whole fit, the start of its processes and Spark's share of the time with it.
         history: One number per epoch by metric; see `elephant.KerasModel.history`.
         plan: Places of the ranks; see `elephant.KerasModel.plan`.
-        ranks: A dictionary for each epoch and rank; see `rank_times`.
+        ranks: A dictionary for each epoch and rank; see `elephant.monitor.rank_times.rank_times`.
         statistics: Counts; see `elephant.KerasModel.training_statistics`.
         options: Params of the estimator that had other values than their defaults, as text.
         versions: Of Python, Keras and elephant, by name.
@@ -113,7 +108,7 @@ class FitSummary:
     @property
     def by_rank(self) -> list[dict[str, Any]]:
         """The sums of `ranks` over the epochs, one dictionary of each rank."""
-        return _by_rank(self.ranks)
+        return sums_by_rank(self.ranks)
 
     @property
     def rows_per_s(self) -> float:
@@ -123,7 +118,7 @@ class FitSummary:
     @property
     def advice(self) -> list[str]:
         """Changes to make, a sentence or two each; nothing where nothing stands out."""
-        return [*_advice_of_times(self), *_advice_of_numbers(self.history, self.statistics)]
+        return advice_on_fit(self.ranks, self.plan, self.history, self.statistics)
 
     def report(self, path: str | Path) -> Path:
         """Writes all of it as one HTML page, which loads nothing: curves, a time line of every rank, advice.
@@ -223,120 +218,6 @@ def _numbers(value: Any) -> Any:
     if isinstance(value, list):
         return [_numbers(part) for part in value]
     return math.nan if value is None else value
-
-
-def rank_times(events: Sequence[RankEpoch], *, together: bool) -> list[dict[str, Any]]:
-    """Returns the parts of each rank's seconds, a dictionary for each epoch and rank.
-
-    ``epoch`` from zero, ``rank``, ``rows`` and ``rows_per_s`` of training, ``seconds`` of the epoch, and of these:
-    ``compute_s`` (steps, validation and callbacks), ``exchange_s``, ``others_s`` (waiting for other ranks) and
-    ``input_s`` (waiting for rows); ``bytes_sent``. Which rank a rank waits for it cannot know itself: of ranks that
-    take every step together, nobody keeps the one waiting that waits least, and its seconds are those of the exchange.
-
-    Args:
-        events: Of all ranks, by epoch.
-        together: Whether they take every step together.
-    """
-    times = []
-    for _, group in groupby(events, key=lambda event: event.epoch):
-        of_epoch = list(group)
-        exchange_s = min(event.wait_s for event in of_epoch) if together else math.inf
-        times += [_times(event, min(exchange_s, event.wait_s)) for event in of_epoch]
-    return times
-
-
-def _times(event: RankEpoch, exchange_s: float) -> dict[str, Any]:
-    return {
-        "epoch": event.epoch,
-        "rank": event.rank,
-        "rows": event.rows,
-        "rows_per_s": event.rows / event.training_s if event.training_s > 0 else 0.0,
-        "seconds": event.seconds,
-        "compute_s": max(event.seconds - event.wait_s - event.input_s, 0.0),
-        "exchange_s": exchange_s,
-        "others_s": event.wait_s - exchange_s,
-        "input_s": event.input_s,
-        "bytes_sent": event.bytes_sent,
-    }
-
-
-def _by_rank(times: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    parts = sorted(times, key=lambda part: part["rank"])
-    return [added_up(list(own)) for _, own in groupby(parts, key=lambda part: part["rank"])]
-
-
-def added_up(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the sums of parts of one rank, without ``epoch``; its rate is that of all its rows.
-
-    Examples:
-        >>> parts = [{"epoch": epoch, "rank": 1, "rows": 10, "rows_per_s": 5.0 + 5.0 * epoch} for epoch in (0, 1)]
-        >>> added_up(parts)["rows_per_s"] == 20 / 3
-        True
-    """
-    took_s = sum(part["rows"] / part["rows_per_s"] for part in parts if part["rows_per_s"])
-    sums = {name: sum(part[name] for part in parts) for name in parts[0] if name not in ("epoch", "rank")}
-    return {"rank": parts[0]["rank"], **sums, "rows_per_s": sums["rows"] / took_s if took_s else 0.0}
-
-
-def _advice_of_times(summary: FitSummary) -> list[str]:
-    # In the first epoch ranks wait for each other to trace the model.
-    first = min((part["epoch"] for part in summary.ranks), default=0)
-    ranks = _by_rank([part for part in summary.ranks if part["epoch"] > first] or summary.ranks)
-    if not any(own["seconds"] for own in ranks):
-        return []
-    advice, total_s = [], sum(own["seconds"] for own in ranks)
-    slowest = min(ranks, key=lambda own: own["others_s"])
-    # One epoch the one may be slower and the next the other, which nobody can help.
-    late_s = sum(own["others_s"] - slowest["others_s"] for own in ranks)
-    waiting = late_s / max(total_s - slowest["seconds"], slowest["seconds"])
-    if waiting > _MUCH_WAITING:
-        place = next((part for part in summary.plan if part["rank"] == slowest["rank"]), {})
-        fewest = min(own["rows"] for own in ranks)
-        why = (
-            "It has more rows than others: repartition the DataFrame evenly."
-            if slowest["rows"] > _UNEVEN * fewest
-            else "Look at what else runs on its host, and at its threads and its device beside those of the others."
-        )
-        advice.append(
-            f"Rank {slowest['rank']} on {place.get('host', 'its host')} is the slowest: the others wait for it "
-            f"{waiting:.0%} of their time. {why}"
-        )
-    for name, much, text in (
-        ("exchange_s", _MUCH_EXCHANGE,
-         "Exchanging takes {part:.0%} of the time. A larger batchSize or frequency=k exchanges less often; between "
-         "hosts, compression='bfloat16' sends half as much."),
-        ("input_s", _MUCH_INPUT,
-         "Steps wait for their rows {part:.0%} of the time. Let preprocessing run once (cachePreprocessing), do less "
-         "in augmentation, or hold the rows (cache='memory')."),
-    ):  # fmt: skip
-        part = sum(own[name] for own in ranks) / total_s
-        if part > much:
-            advice.append(text.format(part=part))
-    return advice
-
-
-def _advice_of_numbers(history: Mapping[str, Sequence[float]], statistics: Mapping[str, Any]) -> list[str]:
-    losses, validated = (
-        [value for value in history.get(name, ()) if value is not None] for name in ("loss", "val_loss")
-    )
-    advice = []
-    if any(not math.isfinite(loss) for loss in losses):
-        advice.append("The loss is not finite: lower the learning rate, or clip gradients (clipnorm of the optimizer).")
-    known = [epoch for epoch, loss in enumerate(validated) if not math.isnan(loss)]
-    best = min(known, key=validated.__getitem__, default=len(validated))
-    if len(validated) - best > max(len(validated) // 4, _WORSE_EPOCHS):
-        advice.append(
-            f"val_loss was lowest in epoch {best + 1} of {len(validated)}: "
-            "keras.callbacks.EarlyStopping(restore_best_weights=True) ends there and keeps that model."
-        )
-    for name, text in (
-        ("refused", "updates were not finite and are left out: lower the learning rate, or look for rows with NaN."),
-        ("worker_retries", "times a worker was started in the place of one that was lost: see the executors' logs."),
-        ("restarts", "times the fit was started again after a failure: see the notes."),
-    ):
-        if statistics.get(name):
-            advice.append(f"{statistics[name]:,} {text}")
-    return advice
 
 
 def page(summary: FitSummary) -> str:
