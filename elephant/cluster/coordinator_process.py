@@ -25,7 +25,8 @@ from elephant.cluster.launch import AsynchronousFit
 from elephant.cluster.server_processes import DriverServers, parts_of
 from elephant.cluster.specs import HEARD_FILE, AsyncFitSpec, CoordinatorInfo
 from elephant.monitor.channel import Channel
-from elephant.monitor.events import EventLog, FilesLeft, ServerCounts, StateSaved, TrainingFinished
+from elephant.monitor.event_log import EventLog
+from elephant.monitor.events import FilesLeft, ServerCounts, StateSaved, TrainingFinished
 from elephant.net.buffers import portable
 from elephant.net.stream import Listener
 from elephant.storage.filesystem import WORK_FOLDER, local_folder
@@ -53,7 +54,7 @@ class BarrierTasks:
     @property
     def running(self) -> bool:
         """True if a rank has more to say."""
-        return len(self._recording.ended) < self._num_ranks
+        return len(self._recording.record.ended) < self._num_ranks
 
 
 class CoordinatorProgram(Program):
@@ -130,7 +131,7 @@ class AsynchronousCoordinatorProgram(CoordinatorProgram):
                 )
             )  # fmt: skip
             _listen(hosted.coordinator, place, channel, recording)
-            if not hosted.coordinator.state.failures:
+            if not hosted.coordinator.record.failures:
                 result = hosted.result()
                 recording.show(ServerCounts(rank=0, statistics=result.statistics))
                 arrays = tuple(portable(variable) for variable in result.variables)

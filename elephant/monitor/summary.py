@@ -13,9 +13,10 @@ from typing import Any
 
 from elephant.errors import ConfigurationError
 from elephant.monitor.advice import advice_on_fit
-from elephant.monitor.events import RankEpoch
+from elephant.monitor.events import LINES, EpochEnded, Event, RunNote
 from elephant.monitor.progress import curve_names
 from elephant.monitor.rank_times import rank_times, sums_by_rank
+from elephant.monitor.record import FitRecord
 from elephant.monitor.report import (
     PARTS,
     TRAINING,
@@ -75,30 +76,34 @@ class FitSummary:
         Raises:
             ConfigurationError: They are no events of a fit.
         """
-        events = _Events()
+        read = _Lines()
         for number, line in enumerate(lines):
             try:
-                events.add(json.loads(line))
+                read.add(json.loads(line))
             except (ValueError, LookupError, TypeError, AttributeError) as error:
                 raise ConfigurationError(
                     f"line {number + 1}: expected an event of a fit, as eventsPath has them written. Received: "
                     f"{line[:_SHOWN]!r} ({type(error).__name__}). Name such a file."
                 ) from error
-        if events.first is None:
+        if read.begin is None:
             raise ConfigurationError("expected events of a fit. Received: an empty file. Name another one.")
-        begin, end = events.first, events.end
-        return cls(
+        begin, end = read.begin, read.end
+        return cls.of_record(
+            read.record,
             model=begin.get("model", "a model"),
-            seconds=end.get("seconds", events.last_time - begin["time"]),
-            history=_numbers(end["history"]) if "history" in end else events.history(),
-            plan=[place for _, place in sorted(events.plan.items())],
-            ranks=rank_times([own for _, own in sorted(events.rank_epochs.items())], together=events.together),
+            seconds=end.get("seconds", read.last_time - begin["time"]),
+            history=_numbers(end["history"]) if "history" in end else read.record.history_by_epoch,
             statistics=end.get("statistics", {}),
             options=begin.get("options", {}),
             versions=begin.get("versions", {}),
-            notes=events.notes,
-            state=events.state,
+            state=read.state,
         )
+
+    @classmethod
+    def of_record(cls, record: FitRecord, **values: Any) -> FitSummary:
+        """Returns the summary of a fit from its record, and the values of the fields that a record does not have."""
+        ranks = rank_times(record.rank_epochs, together=record.together)
+        return cls(plan=record.plan, ranks=ranks, notes=list(record.notes), **values)
 
     @property
     def staleness(self) -> dict[int, int]:
@@ -145,53 +150,26 @@ class FitSummary:
         return sections(self)
 
 
-class _Events:
-    """Contents of the lines of an event file that were read so far."""
+class _Lines:
+    """Lines of an event file that were read so far, and the record of the fit that they are of."""
 
     def __init__(self) -> None:
-        self.first: dict[str, Any] | None = None
+        self.begin: dict[str, Any] | None = None
         self.end: dict[str, Any] = {}
         self.last_time = 0.0
-        self.plan: dict[int, dict[str, Any]] = {}
-        self.rank_epochs: dict[tuple[int, int], RankEpoch] = {}
-        self.notes: list[str] = []
-        self._epochs: dict[int, dict[str, Any]] = {}
+        self.record = FitRecord()
 
     def add(self, line: dict[str, Any]) -> None:
-        kind, self.last_time = line["event"], float(line["time"])
-        if self.first is None:
-            if kind != "fit_begin":
-                raise ValueError(kind)
-            self.first = line
-        elif kind == "worker_begin":
-            self._add_worker(line)
-        elif kind == "worker_epoch":
-            own = RankEpoch(**{part.name: line[part.name] for part in fields(RankEpoch)})
-            self.rank_epochs[own.epoch, own.rank] = own
-        elif kind == "epoch_end":
-            # After a restart, those of the attempt before count no more.
-            self._epochs = {epoch: logs for epoch, logs in self._epochs.items() if epoch < line["epoch"]}
-            self._epochs[line["epoch"]] = line["metrics"]
-        elif kind == "note":
-            self.notes.append(line["text"])
-        elif kind == "worker_lost":
-            self.notes.append(f"rank {line['rank']} on {line['host'] or 'its host'} was lost: {line['reason']}")
-        elif kind == "fit_end":
+        name, self.last_time = line["event"], float(line["time"])
+        if self.begin is None:
+            if name != "fit_begin":
+                raise ValueError(name)
+            self.begin = line
+            self.record = FitRecord(together=line["params"].get("mode") == "synchronous")
+        elif name == "fit_end":
             self.end = line
-
-    def _add_worker(self, line: dict[str, Any]) -> None:
-        rank = line["rank"]
-        if rank in self.plan and self.together:
-            # Another attempt: its times are the fit's.
-            self.plan, self.rank_epochs = {}, {}
-        self.plan[rank] = {name: line[name] for name in ("rank", "host", "executor", "device", "devices", "threads")}
-        if line["note"] and line["note"] not in self.notes:
-            self.notes.append(line["note"])
-
-    @property
-    def together(self) -> bool:
-        """True if ranks take every step together."""
-        return self.first is not None and self.first["params"].get("mode") == "synchronous"
+        elif (event := _event_of(name, line)) is not None:
+            self.record.add(event)
 
     @property
     def state(self) -> str:
@@ -202,13 +180,15 @@ class _Events:
         at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.last_time))
         return f"This fit had not ended at {at}, when its last event came: it goes on, or its driver has died."
 
-    def history(self) -> dict[str, list[Any]]:
-        """Returns one number per epoch by metric; None for epochs before those of a fit that was resumed."""
-        names = {name: None for logs in self._epochs.values() for name in logs}
-        count = max(self._epochs, default=-1) + 1
-        missing = dict.fromkeys(names)
-        known = {epoch: {**missing, **_numbers(logs)} for epoch, logs in self._epochs.items()}
-        return {name: [known.get(epoch, missing)[name] for epoch in range(count)] for name in names}
+
+def _event_of(name: str, line: Mapping[str, Any]) -> Event | None:
+    """Returns the event that a line of a file is of; None where that is for listeners alone."""
+    if name == "epoch_end":
+        return EpochEnded(rank=0, epoch=line["epoch"], logs=_numbers(line["metrics"]), seconds=line["seconds"])
+    if name == "worker_lost":
+        return RunNote(text=f"rank {line['rank']} on {line['host'] or 'its host'} was lost: {line['reason']}")
+    kind = LINES.get(name)
+    return None if kind is None else kind(**{part.name: line[part.name] for part in fields(kind) if part.name in line})
 
 
 def _numbers(value: Any) -> Any:

@@ -26,7 +26,7 @@ from elephant.modeling.model_spec import ModelSpec
 from elephant.monitor.listeners import EventFile, FitListener, Listeners, mlflow_listeners
 from elephant.monitor.progress import Progress
 from elephant.monitor.report import table_html
-from elephant.monitor.summary import FitSummary, rank_times
+from elephant.monitor.summary import FitSummary
 from elephant.monitor.trace import TraceFile
 from elephant.options import BALANCED, OPTIONS, refuse_unknown
 from elephant.spark.fit import class_weights, description_of, remove_checkpoints, train
@@ -370,13 +370,11 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
             result = train(rows.source, job, progress)
             if backup is not None and backup.delete_checkpoint:
                 remove_checkpoints(rows.source.session, config)
-            summary = FitSummary(
+            summary = FitSummary.of_record(
+                progress.record,
                 seconds=time.monotonic() - began,
                 history=result.history,
-                plan=result.plan,
-                ranks=rank_times(result.rank_epochs, together=config.is_synchronous),
                 statistics=result.statistics,
-                notes=progress.notes,
                 **about,
             )
             fitted = KerasModel.from_result(source, result, summary)

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from elephant.errors import ProtocolError
+from elephant.monitor.event_log import EventLog
 from elephant.monitor.events import (
     EpochEnded,
-    EventLog,
     Finished,
     Printed,
     RankFailure,
@@ -70,7 +70,7 @@ def test_recording_when_ranks_end_then_knows_them_and_the_seconds_of_epochs():
     recording.show(EpochEnded(rank=0, epoch=0, logs={"loss": 1.0}))
     recording.show(Finished(rank=0))
     recording.show(RankGone(rank=1))
-    assert recording.ended == {0, 1}
+    assert recording.record.ended == {0, 1}
     (epoch,) = [event for event in unpacked(recording.to_bytes()) if isinstance(event, EpochEnded)]
     assert epoch.logs == {"loss": 1.0} and epoch.seconds >= 0
 
