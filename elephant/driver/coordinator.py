@@ -52,6 +52,8 @@ _END_GRACE_S = 10.0
 # Between two lines about connections that were refused.
 _REFUSALS_S = 60.0
 _MOST_HOSTS_SHOWN = 5
+# A tuple, because all events of a run are compared with it.
+_LOSSES = (RankFailure, RankGone)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,7 +227,7 @@ class Coordinator:
             self._complete_at = time.monotonic()
         elif isinstance(event, StateSaved) and self._checkpoint_writer is not None:
             self._checkpoint_writer.keep(self.policy.completed(event.state))
-        elif isinstance(event, RankFailure | RankGone):
+        elif isinstance(event, _LOSSES):
             self._note_loss()
 
     def _note_loss(self) -> None:

@@ -127,10 +127,10 @@ class Listeners:
 
     def show(self, event: Event) -> Event:
         """Takes an event; returns it as `FitRecord.add` does."""
+        if not self._listeners:
+            return self.record.add(event)
         num_losses = len(self.record.losses)
         known = self.record.add(event)
-        if not self._listeners:
-            return known
         self._tell(lambda listener: listener.show(event) if isinstance(listener, Recorder) else None)
         if isinstance(known, EpochEnded):
             self._tell_epoch(known)

@@ -146,16 +146,21 @@ class Progress:
     def show(self, event: Event) -> None:
         """Prints what there is to say about an event; warns of the first epoch whose loss is not finite."""
         event = self._listeners.show(event)
+        if isinstance(event, StepEnded):
+            # Most events are steps.
+            if self._verbose == 1:
+                self._show_step(event)
+            return
         if isinstance(event, EpochEnded):
             self._watch_loss(event)
-        if self._verbose == 0:
-            return
-        if isinstance(event, StepEnded):
-            self._show_step(event)
+        if self._verbose:
+            self._print(event)
+
+    def _print(self, event: Event) -> None:
+        if isinstance(event, EpochEnded):
+            self._show_epoch(event)
         elif isinstance(event, Printed):
             self._show_output(event)
-        elif isinstance(event, EpochEnded):
-            self._show_epoch(event)
         elif isinstance(event, RunNote):
             self._write(event.text)
         elif isinstance(event, Started) and self._shows_plan and len(self.record.started) == self._num_workers:
@@ -186,7 +191,7 @@ class Progress:
 
     def _show_step(self, event: StepEnded) -> None:
         record = self.record
-        if self._verbose != 1 or record.steps.get(event.rank) is not event or not self._moves:
+        if record.steps.get(event.rank) is not event or not self._moves:
             return
         text = live_line(list(record.steps.values()), list(record.started.values()), self._epochs)
         if self._is_terminal:

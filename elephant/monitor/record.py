@@ -79,7 +79,6 @@ class FitRecord:
         attempts: All processes of each rank.
         begun_at: When training began last, in seconds since 1970; a worker that takes another one's place begins none.
         steps: The latest step of each rank in an epoch that has not ended.
-        next_steps: The step that each rank is in, counted from one over all epochs.
         epochs: Epochs that have ended, with their seconds.
         ended_epochs: How many have, since a rank has started.
         notes: Lines about the fit as a whole, and warnings of its ranks.
@@ -100,7 +99,6 @@ class FitRecord:
         self.attempts: dict[int, list[Attempt]] = {}
         self.begun_at: float | None = None
         self.steps: dict[int, StepEnded] = {}
-        self.next_steps: dict[int, int] = {}
         self.epochs: list[EpochEnded] = []
         self.ended_epochs = 0
         self.notes: list[str] = []
@@ -113,14 +111,19 @@ class FitRecord:
         self.statistics: dict[str, Any] | None = None
         self.files: dict[int, FilesLeft] = {}
         self._rank_epochs: dict[tuple[int, int], RankEpoch] = {}
+        # The latest step of each rank that was behind the end of its epoch.
+        self._past_steps: dict[int, StepEnded] = {}
         self._of_attempt: set[int] = set()
         self._lost: set[int] = set()
         self._epoch_began = time.monotonic()
 
     def add(self, event: Event) -> Event:
         """Takes an event; returns it with what only its hearer knows, such as the seconds of an epoch."""
-        method = _METHODS.get(type(event))
-        return event if method is None else method(self, event) or event
+        try:
+            method = _METHODS[type(event)]
+        except KeyError:
+            return event
+        return method(self, event) or event
 
     @property
     def plan(self) -> list[dict[str, Any]]:
@@ -131,6 +134,13 @@ class FitRecord:
     def rank_epochs(self) -> list[RankEpoch]:
         """Parts of each rank's seconds, by epoch and rank."""
         return [event for _, event in sorted(self._rank_epochs.items())]
+
+    @property
+    def next_steps(self) -> dict[int, int]:
+        """The step that each rank is in, counted from one over all epochs."""
+        first = {rank: event.first_step for rank, event in self.started.items() if event.first_step is not None}
+        last = {**self._past_steps, **self.steps}
+        return first | {rank: step.epoch * step.steps + step.step + 1 for rank, step in last.items()}
 
     @property
     def history(self) -> dict[str, list[Any]]:
@@ -155,16 +165,15 @@ class FitRecord:
 
     @_takes(StepEnded)
     def _add_step(self, event: StepEnded) -> None:
-        self.next_steps[event.rank] = event.epoch * event.steps + event.step + 1
         # What ranks say comes by ways of its own: later than the end of the epoch, it may be.
-        if event.epoch >= self.ended_epochs:
-            self.steps[event.rank] = event
+        steps = self.steps if event.epoch >= self.ended_epochs else self._past_steps
+        steps[event.rank] = event
 
     @_takes(Started)
     def _add_start(self, event: Started) -> None:
         if self.together and event.rank in self._of_attempt:
-            self._of_attempt.clear()
-            self._rank_epochs.clear()
+            for of_ranks in (self._of_attempt, self._rank_epochs, self.steps, self._past_steps):
+                of_ranks.clear()
         self._of_attempt.add(event.rank)
         if self.together or event.rank not in self.started:
             # The others go on where a worker comes again that nobody waits for.
@@ -173,8 +182,6 @@ class FitRecord:
         self.attempts.setdefault(event.rank, []).append(Attempt(event))
         self.ended_epochs = 0
         self._lost.discard(event.rank)
-        if event.first_step is not None:
-            self.next_steps[event.rank] = event.first_step
         if event.note and event.note not in self.notes:
             self.notes.append(event.note)
 
@@ -184,7 +191,8 @@ class FitRecord:
         epoch = replace(event, seconds=now - self._epoch_began) if event.seconds is None else event
         self._epoch_began = now
         self.ended_epochs = epoch.epoch + 1
-        self.steps = {rank: step for rank, step in self.steps.items() if step.epoch > epoch.epoch}
+        for rank in [rank for rank, step in self.steps.items() if step.epoch <= epoch.epoch]:
+            self._past_steps[rank] = self.steps.pop(rank)
         # After a restart, those of the attempt before count no more.
         while self.epochs and self.epochs[-1].epoch >= epoch.epoch:
             self.epochs.pop()
