@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-import html
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from typing import Any, Protocol
 
-from elephant.monitor.report import PARTS, bars_svg, document, items_html, legend, scrolling, table_html
+from elephant.monitor.report import (
+    PARTS,
+    Chart,
+    bars_svg,
+    document,
+    drawing,
+    items_html,
+    label,
+    legend,
+    scrolling,
+    table_html,
+)
 
 _WIDTH, _HEIGHT, _MARGIN = 860, 260, 60
 _LINE, _IDEAL = "#2563eb", "#9ca3af"
@@ -168,7 +178,10 @@ def page(runs: Sequence[ScalingRun], texts: Sequence[str], facts: Mapping[str, o
     slowest = max((run.step_s for run in measured), default=0.0)
     parts = [
         ("Advice", items_html(texts)),
-        ("Rows per second", measured and f"<p>{legend({'measured': _LINE, 'ideal': _IDEAL})}</p>{curve_svg(measured)}"),
+        (
+            "Rows per second",
+            measured and f"<p>{legend({'measured': _LINE, 'ideal': _IDEAL})}</p>{_rates_svg(measured)}",
+        ),
         (
             "A step",
             f"<p>{legend(dict(PARTS.values()))}</p>{scrolling(bars_svg(steps, f'{slowest * 1000:,.1f} ms'), 'line')}",
@@ -188,37 +201,27 @@ def _step_bars(run: ScalingRun) -> list[tuple[float, str, str]]:
     ]
 
 
-def curve_svg(runs: Sequence[ScalingRun]) -> str:
+def _rates_svg(runs: Sequence[ScalingRun]) -> str:
     """Returns a drawing of rows per second over workers: medians, the span of the rates, and the ideal line."""
-    first, most = runs[0], runs[-1].workers
-    top = max(*(rate for run in runs for rate in run.rates), first.rows_per_s / first.workers * most)
-
-    def place(workers: float, rate: float) -> tuple[float, float]:
-        return (
-            _MARGIN + (_WIDTH - 2 * _MARGIN) * workers / most,
-            _HEIGHT - _MARGIN / 2 - (_HEIGHT - _MARGIN) * rate / top,
-        )
-
-    (x0, y0), (x1, y1) = place(0, 0), place(most, first.rows_per_s / first.workers * most)
-    corners = " ".join("{:.1f},{:.1f}".format(*place(run.workers, run.rows_per_s)) for run in runs)
-    drawn = [
-        f'<line x1="{x0:.1f}" y1="{y0:.1f}" x2="{x1:.1f}" y2="{y1:.1f}" stroke="{_IDEAL}" stroke-dasharray="5 4"/>',
-        f'<polyline points="{corners}" fill="none" stroke="{_LINE}" stroke-width="2"/>',
-    ]
-    for run in runs:
-        (x, y), (_, high), (_, low) = (place(run.workers, rate) for rate in (run.rows_per_s, *_span(run.rates)))
-        drawn += [
-            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{high:.1f}" y2="{low:.1f}" stroke="{_LINE}"/>',
-            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{_LINE}"/>',
-            f'<text x="{x:.1f}" y="{y - 8:.1f}" font-size="12" text-anchor="end">{run.rows_per_s:,.0f}</text>',
-            f'<text x="{x:.1f}" y="{_HEIGHT - 8}" font-size="12" text-anchor="middle">'
-            f"{html.escape(counted(run.workers))}</text>",
-        ]
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}" viewBox="0 0 {_WIDTH} {_HEIGHT}">'
-        f"{''.join(drawn)}</svg>"
+    most = runs[-1].workers
+    ideal = runs[0].rows_per_s / runs[0].workers * most
+    chart = Chart(
+        left=_MARGIN,
+        top=_MARGIN / 2,
+        across=_WIDTH - 2 * _MARGIN,
+        down=_HEIGHT - _MARGIN,
+        most=most,
+        low=0.0,
+        high=max(*(rate for run in runs for rate in run.rates), ideal),
     )
-
-
-def _span(rates: Sequence[float]) -> tuple[float, float]:
-    return max(rates), min(rates)
+    drawn = [chart.line([(0, 0), (most, ideal)], _IDEAL, width=1, is_dashed=True)]
+    drawn.append(chart.line([(run.workers, run.rows_per_s) for run in runs], _LINE, width=2))
+    for run in runs:
+        x, y = chart.place(run.workers, run.rows_per_s)
+        drawn += [
+            chart.line([(run.workers, max(run.rates)), (run.workers, min(run.rates))], _LINE, width=1),
+            chart.dot(run.workers, run.rows_per_s, _LINE, radius=3),
+            label(f"{run.rows_per_s:,.0f}", x, y - 8, "end"),
+            label(counted(run.workers), x, _HEIGHT - 8, "middle"),
+        ]
+    return drawing(_WIDTH, _HEIGHT, drawn)
