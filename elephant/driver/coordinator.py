@@ -193,7 +193,7 @@ class Coordinator:
     def _is_decided(self) -> bool:
         """True if all has come, or the failure of the run and its cause are known, as far as anybody will say."""
         failed = self.policy.root_failure(self.record) is not None or self.record.silent is not None
-        # Of a rank that was lost some time ago nobody has said why since: nor will anybody.
+        # If nobody has said for some time why a rank was lost, nobody will.
         is_lost = self.policy.together and _is_past(self._lost_at, _CAUSE_GRACE_S)
         # A task that goes on when all that the fit is for came some time ago is frozen.
         return failed or is_lost or _is_past(self._complete_at, _END_GRACE_S)

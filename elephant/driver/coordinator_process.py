@@ -61,11 +61,11 @@ class CoordinatorProgram(Program):
     """Program that listens to ranks in the driver's place, from the moment on at which they have met."""
 
     def load(self, block: bytes) -> bytes:
-        """Leaves the job as it came: to load it takes longer than a rank may wait that has failed."""
+        """Returns the job as it came: a rank that has failed may not wait as long as it takes to load it."""
         return block
 
     def prepare(self) -> None:
-        """Nothing that would keep ranks waiting."""
+        """Prepare nothing, which would keep ranks waiting."""
 
     def start(self, job: bytes, block: bytes, on_dismissed: Callable[[], None]) -> bytes:
         """Listens until all ranks have ended, or one has failed; returns the record."""

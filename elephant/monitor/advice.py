@@ -21,7 +21,8 @@ _MUCH_WAITING, _MUCH_INPUT, _MUCH_EXCHANGE, _MUCH_EXCHANGE_OF_RUNS = 0.15, 0.1, 
 _UNEVEN, _SLOWER = 1.25, 1.3
 # Epochs after the best one from which on they are too many.
 _WORSE_EPOCHS = 3
-# Of the highest rate: fewer workers that reach so much are enough. Of the ideal rate: more workers may pay off.
+# Fewer workers are enough that reach the first part of the highest rate; more may pay off at the second part of the
+# ideal rate.
 _ENOUGH, _SCALES = 0.9, 0.8
 # Distance between rates of the same run, over their median.
 _SPREAD = 0.2

@@ -19,7 +19,7 @@ from elephant.errors import ProtocolError
 from elephant.net.buffers import portable
 from elephant.net.frames import HEADER_BYTES, Limits, Message, decode, decode_header, encode, require
 
-# Of one event: a trained model is the largest. Whoever sends one has shown that it belongs to the run.
+# One event may be so large, because a trained model is one. Its sender has shown that it belongs to the run.
 LIMITS = Limits(max_manifest_bytes=16 * 2**20, max_payload_bytes=64 * 2**30)
 
 
@@ -428,7 +428,7 @@ def _form(name: str) -> tuple[dict[str, Any], frozenset[str]]:
 
 
 def _fields(event: Event) -> dict[str, Any]:
-    # Not asdict, which would copy the arrays.
+    # asdict would copy the arrays.
     return {part.name: getattr(event, part.name) for part in fields(event)}
 
 

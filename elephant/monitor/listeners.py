@@ -22,7 +22,7 @@ from elephant.monitor.record import FitRecord
 # A file is not written again for the end of an epoch where writing would take more than this part of the time.
 _WRITING = 0.05
 _QUICK_S = 0.05
-# What MLflow keeps of a param's value.
+# MLflow keeps so much of a param's value.
 _PARAM_CHARACTERS = 6000
 _LOGGED = "elephant.fit"
 
@@ -250,7 +250,7 @@ class MlflowListener(FitListener):
             self._is_own = True
         self._run_id = run.info.run_id
         self._client.set_tag(self._run_id, _LOGGED, "begun")
-        # What is logged may not change: MLflow's own logging of estimators has been here before.
+        # Params may not be logged twice, and MLflow's own logging of estimators has been here before.
         known = self._client.get_run(self._run_id).data.params
         texts = {name: str(value)[:_PARAM_CHARACTERS] for name, value in params.items() if name not in known}
         self._mlflow.log_params(texts)
@@ -297,7 +297,7 @@ class MlflowListener(FitListener):
         from mlflow.models import infer_signature
 
         model, signature = fitted.model, None
-        # Of models without inputs of their own, or with strings, there is no example.
+        # Models without inputs of their own, or with strings, have no example.
         with contextlib.suppress(Exception):
             (given,) = model.inputs
             row = np.zeros((1, *(size or 1 for size in given.shape[1:])), given.dtype)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # Part of a step, or of an epoch, by which ranks differ when one is called the slowest.
 _NOTED = 0.1
-# Of all workers together: each limits its own before it sends them.
+# The limit is for all workers together; each has limited its own lines before.
 _LINES_PER_S = 50.0
 _BURST_LINES = 1000
 # Ranks that take every step together print the same within a moment.
@@ -268,7 +268,7 @@ class Progress:
         try:
             return bool(self._out().isatty())
         except (AttributeError, ValueError):
-            # What users put there, or a stream that is closed.
+            # Users may have put anything there; a stream may be closed.
             return False
 
     @property
@@ -329,7 +329,7 @@ def _slowest(steps: Sequence[StepEnded], *, together: bool) -> StepEnded | None:
 
 def _is_notebook(out: TextIO) -> bool:
     shell = getattr(builtins, "get_ipython", None)
-    # Not where its output goes to a file or a string.
+    # Output that goes to a file or a string is none of a notebook.
     return hasattr(shell and shell(), "kernel") and not isinstance(out, io.TextIOWrapper | io.StringIO)
 
 

@@ -165,7 +165,7 @@ class FitRecord:
 
     @_takes(StepEnded)
     def _add_step(self, event: StepEnded) -> None:
-        # What ranks say comes by ways of its own: later than the end of the epoch, it may be.
+        # Each rank has a connection of its own: a step may be heard of after the end of its epoch.
         steps = self.steps if event.epoch >= self.ended_epochs else self._past_steps
         steps[event.rank] = event
 
@@ -193,7 +193,7 @@ class FitRecord:
         self.ended_epochs = epoch.epoch + 1
         for rank in [rank for rank, step in self.steps.items() if step.epoch <= epoch.epoch]:
             self._past_steps[rank] = self.steps.pop(rank)
-        # After a restart, those of the attempt before count no more.
+        # A fit that was started again repeats epochs.
         while self.epochs and self.epochs[-1].epoch >= epoch.epoch:
             self.epochs.pop()
         self.epochs.append(epoch)

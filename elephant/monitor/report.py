@@ -12,10 +12,10 @@ from typing import Any
 # Colors that stand out from white and from each other, by lightness too.
 TRAINING, VALIDATION = "#1d4ed8", "#c2410c"
 _MARGIN = 4
-# Of a curve with axes: left of it and below.
+# Room for the axes of a curve, to its left and below.
 _AXIS_WIDTH, _AXIS_HEIGHT = 58, 24
 _TEXT, _RULE = "#475569", "#e2e8f0"
-# What a rank's seconds go into, with what it is called and its color.
+# Parts of a rank's seconds, each with its name and its color.
 PARTS = {
     "compute_s": ("computing", "#2563eb"),
     "exchange_s": ("exchanging", "#0f766e"),
@@ -25,10 +25,10 @@ PARTS = {
 # Length, color, and what is said of it.
 Bar = tuple[float, str, str]
 _LINE_WIDTH, _LINE_HEIGHT, _LABEL_WIDTH = 860, 22, 70
-# Of a time line: more could not be told apart.
+# More bars of a time line could not be told apart.
 _MOST_BARS = 2000
 _PAGE_STYLE = "body { margin: 0 auto; max-width: 1240px; padding: 1rem } html { background: #fff; color-scheme: light }"
-# Of the parts alone: in a notebook they stand beside others.
+# The style is for these parts alone: in a notebook they stand beside others.
 _STYLE = """
 .elephant-fit { font: 15px/1.5 system-ui, sans-serif; color: #1e293b; overflow-wrap: anywhere }
 .elephant-fit h1 { font-size: 1.4rem; line-height: 1.25; margin: 0 0 1rem }

@@ -34,7 +34,7 @@ from elephant.monitor.report import (
     timeline_svg,
 )
 
-# Of a line that is no event.
+# An error shows so much of a line that is no event.
 _SHOWN = 60
 
 

@@ -17,11 +17,11 @@ from elephant.monitor.events import EpochEnded, Event, RankTrace, RunNote
 from elephant.monitor.listeners import Recorder
 from elephant.monitor.record import Attempt
 
-# Of all ranks together, over the whole fit.
+# All ranks together tell so many, over the whole fit.
 MOST_STEPS = 100_000
-# Of an epoch, at its begin and as many at its end.
+# An epoch has so many steps at its begin in the trace, and as many at its end.
 STEPS_AT_ENDS = 1000
-# From which on a host's clock is known to be off, and not a report to be late.
+# A host's clock is off from so much on; below that, a report may have been late.
 _OFF_S = 0.5
 _DRIVER, _FIRST_RANK = 1, 2
 # Threads of one process: more would be as many restarts.
@@ -71,14 +71,14 @@ class TraceFile(Recorder):
         self._began = self._since = time.time()
 
     def fit_begin(self, params: Mapping[str, Any]) -> None:
-        # Where it cannot be written, it is better to hear of it now.
+        # If the file cannot be written, it is better to hear of it now.
         self._write(self.to_json())
 
     def show(self, event: Event) -> None:
         if isinstance(event, RunNote):
             self._add_instant(event.text)
         elif isinstance(event, EpochEnded) and event.seconds is None:
-            # With its seconds it comes in a log, when all is over.
+            # An epoch of a log has its seconds, and comes when all is over.
             self._end_epoch(event, time.time())
 
     def _end_epoch(self, event: EpochEnded, now: float) -> None:
@@ -127,7 +127,7 @@ class TraceFile(Recorder):
             place = attempts[-1].started
             names += _names(pid, f"rank {rank} ({place.host}, {place.device})", threads)
         first = min((event["ts"] for event in events), default=0.0)
-        # Of slices that begin together, the longest holds the others.
+        # The longest of slices that begin together holds the others.
         events.sort(key=lambda event: (event["ts"], -event.get("dur", 0.0)))
         corrections = {
             f"rank {rank}": round(_correction_s(attempts[-1]), 3)
@@ -186,7 +186,7 @@ def _of_attempt(
             begin, end = began + to_driver_s, ended + to_driver_s
             yield _slice(pid, tid, "first step" if is_first else "step", begin, end, **where)
             is_first = False
-            # What an exchange behind the step takes is no part of it.
+            # An exchange that goes on behind the step is no part of it.
             input_s = min(max(input_s, 0.0), end - begin)
             wait_s = min(max(wait_s, 0.0), end - begin - input_s)
             exchange_s = wait_s if shortest is None else min(shortest.get((epoch, int(step)), wait_s), wait_s)
