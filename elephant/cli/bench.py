@@ -204,9 +204,10 @@ def _empty(settings: Mapping[str, Any], workers: int, *, error: str = "") -> Sca
 
 
 def _report(runs: Sequence[ScalingRun], settings: Mapping[str, Any]) -> int:
-    from elephant.monitor.scaling import advice, as_json, page
+    from elephant.monitor.advice import advice_on_runs
+    from elephant.monitor.scaling import as_json, page
 
-    texts = advice(runs, settings)
+    texts = advice_on_runs(runs, settings)
     facts = {
         "elephant": __version__,
         "cluster": _cluster_of(settings),

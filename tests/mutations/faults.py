@@ -992,8 +992,8 @@ FAULTS = (
     Fault(
         name="echo-blamed",
         file="elephant/driver/coordinator_policy.py",
-        old="return next((failure for failure in state.failures if not failure.is_echo), None)",
-        new="return next(iter(state.failures), None)  # Not the cause.",
+        old="return next((failure for failure in record.failures if not failure.is_echo), None)",
+        new="return next(iter(record.failures), None)  # Not the cause.",
         breaks="A rank that lost a peer is blamed, and not the one that failed.",
         tests=("tests/driver/test_coordinator.py",),
     ),
