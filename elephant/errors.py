@@ -47,20 +47,9 @@ with contextlib.suppress(ImportError):
 
 # Set to anything, it has elephant show every frame of its errors, and Spark's own.
 FULL_TRACEBACK = "ELEPHANT_FULL_TRACEBACK"
-# Packages whose frames say nothing to users where elephant raises on purpose.
 _INSTALLED = ("<frozen", *{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
-_MACHINERY = {
-    "elephant",
-    "pyspark",
-    "py4j",
-    "keras",
-    "tensorflow",
-    "jax",
-    "torch",
-    "concurrent",
-    "contextlib",
-    "threading",
-}
+# Packages whose frames say nothing to users where elephant raises on purpose; Keras' backends are added.
+_machinery = {"elephant", "pyspark", "py4j", "keras", "concurrent", "contextlib", "threading"}
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -108,11 +97,6 @@ class TrainingError(ElephantError, RuntimeError):
     """
 
     retryable: bool = False
-
-    @property
-    def passing(self) -> bool:
-        """Name of `retryable` in 0.1.0."""
-        return self.retryable
 
 
 class WorkerFailure(TrainingError):  # noqa: N818  (what happened to one rank)
@@ -330,6 +314,11 @@ def brief_errors(function: Callable[Parameters, Result]) -> Callable[Parameters,
     return call
 
 
+def pass_over(packages: Iterable[str]) -> None:
+    """Leaves frames of packages out of what errors show from now on, as those of elephant."""
+    _machinery.update(packages)
+
+
 def _shorten(error: BaseException, seen: tuple[int, ...] = ()) -> bool:
     """Leaves out the frames that are not the user's; returns whether any are left, here or in an error behind."""
     error.__traceback__ = _user_frames(error.__traceback__)
@@ -361,7 +350,7 @@ def _from_user_frame(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _is_machinery(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__")).split(".")[0] in _MACHINERY
+    return str(frame.f_globals.get("__name__")).split(".")[0] in _machinery
 
 
 def warn_user(text: str) -> None:
@@ -370,3 +359,32 @@ def warn_user(text: str) -> None:
     while frame.f_back is not None and _is_machinery(frame):
         level, frame = level + 1, frame.f_back
     warnings.warn(text, UserWarning, stacklevel=level)
+
+
+# Kinds of failures without an error: a process of a rank has ended, or frozen, and could not say so itself.
+ENDED = "elephant.ProcessEnded"
+FROZEN = "elephant.ProcessFrozen"
+# The coordinator beside rank 0 was killed, has frozen, or ended by itself.
+COORDINATOR_LOST = "elephant.CoordinatorLost"
+SUPERSEDED = kind_of(SupersededError(""))
+
+
+def is_retryable(kind: str) -> bool:
+    """Returns whether an error is of a kind that another attempt may not meet, of the same task or of the whole fit.
+
+    A process that ended without a word is of such a kind, however it did: libraries end it so where a device fails.
+
+    Args:
+        kind: What `kind_of` says of it.
+
+    >>> is_retryable("elephant.PeerLostError"), is_retryable("elephant.DataError"), is_retryable("ConnectionResetError")
+    (True, False, False)
+    """
+    return kind in _RETRYABLE
+
+
+def _kinds(error: type[NetworkError]) -> set[str]:
+    return {f"elephant.{error.__name__}"}.union(*(_kinds(child) for child in error.__subclasses__()))
+
+
+_RETRYABLE = frozenset({ENDED, FROZEN, COORDINATOR_LOST, *_kinds(NetworkError)} - {SUPERSEDED})

@@ -13,7 +13,7 @@ from pyspark.sql.types import ArrayType, DateType, StringType, TimestampNTZType,
 from elephant.cluster.spark_job import described
 from elephant.data.schema import DENSE, FEATURES, RAGGED, TEXT, Field
 from elephant.errors import ConfigurationError, SchemaError, brief_errors
-from elephant.spark.column_statistics import (
+from elephant.spark.columns.column_statistics import (
     TokenCounts,
     moments,
     no_rows,
@@ -21,7 +21,15 @@ from elephant.spark.column_statistics import (
     token_counts,
     token_counts_of_layer,
 )
-from elephant.spark.column_types import depth_of, find_column, is_scalar, quoted, raw_field, vector_kind, wrong_type
+from elephant.spark.columns.column_types import (
+    depth_of,
+    find_column,
+    is_scalar,
+    quoted,
+    raw_field,
+    vector_kind,
+    wrong_type,
+)
 
 Columns = str | Sequence[str]
 
@@ -235,13 +243,10 @@ def _learn(lookup: Any, found: TokenCounts) -> None:
     """Gives a lookup layer the counts of all rows, of which it makes its vocabulary."""
     if found.num_rows == 0:
         raise no_rows("the DataFrame")
-    import tensorflow as tf
-
     lookup.reset_state()
-    tokens = tf.constant(found.tokens, lookup.token_counts.key_dtype)
-    lookup.token_counts.insert(tokens, tf.constant(found.counts, "int64"))
+    lookup.token_counts.insert(found.tokens, found.counts)
     if lookup.output_mode == "tf_idf":
-        lookup.token_document_counts.insert(tokens, tf.constant(found.documents, "int64"))
+        lookup.token_document_counts.insert(found.tokens, found.documents)
         lookup.num_documents.assign(found.num_rows)
     lookup.finalize_state()
 

@@ -25,9 +25,10 @@ from pyspark.ml.param.shared import (
     HasWeightCol,
 )
 
-from elephant.backends import current
+from elephant.backends import BACKENDS, current
 from elephant.compression import check_compression
 from elephant.config import FitConfig, Timeouts
+from elephant.driver.driver_callbacks import check_asynchronous_callbacks
 from elephant.errors import ConfigurationError, UnsupportedError
 from elephant.modeling.model_info import ModelInfo
 from elephant.monitor.listeners import FitListener
@@ -50,10 +51,9 @@ from elephant.options import (
     to_weight_columns,
 )
 from elephant.parameter_server.protocol import check_encoding
-from elephant.spark.column_selection import ColumnSelection
-from elephant.training.callbacks import check_callbacks
-from elephant.training.driver_callbacks import check_asynchronous_callbacks
-from elephant.training.job import BatchFunctions, limited
+from elephant.rank.callbacks import check_callbacks
+from elephant.rank.job import BatchFunctions, limited
+from elephant.spark.columns.column_selection import ColumnSelection
 
 _P = TypeVar("_P", bound=Params)
 Arguments = ParamSpec("Arguments")
@@ -382,8 +382,9 @@ def check_fit(
 def check_transport(transport: str) -> None:
     """Raises UnsupportedError where gradients are to be reduced on GPUs by a backend that elephant has no way for."""
     backend = current()
-    if transport == "nccl" and not backend.has_nccl:
+    able = [name for name, other in BACKENDS.items() if other.has_nccl]
+    if transport == "nccl" and backend.name not in able:
         raise UnsupportedError(
             f"gpuTransport: expected 'auto' or 'host' with the Keras backend {backend.name!r}, whose gradients go "
-            "through the host. Received: 'nccl'. Pass 'host', or set KERAS_BACKEND to jax or torch."
+            "through the host. Received: 'nccl'. Pass 'host', or set KERAS_BACKEND to {' or '.join(able)}."
         )

@@ -16,10 +16,10 @@ from elephant.errors import ConfigurationError
 from elephant.jobs.inputs import estimator_of, fitted_model
 from elephant.modeling.archive_inspection import code_of_file
 from elephant.modeling.model_spec import model_source
-from elephant.spark.model_files import source_of
-from elephant.spark.persistence import history_of
-from elephant.spark.streaming import StreamFolder, StreamState
-from elephant.spark.trust import SETTING, name_of, safely_named
+from elephant.spark.saving.model_files import source_of
+from elephant.spark.saving.persistence import history_of
+from elephant.spark.saving.streaming import StreamFolder, StreamState
+from elephant.spark.saving.trust import SETTING, name_of, safely_named
 
 OWN = """
 from shutil import rmtree
@@ -355,16 +355,15 @@ class Planted:
         return (open, (str(self._path), "w"))
 
 
-def test_model_when_0_1_0_has_saved_it_then_loads_with_trust_and_is_not_unpickled_without(spark, tmp_path):
+def test_model_when_its_code_is_pickled_then_loads_with_trust_and_is_not_unpickled_without(spark, tmp_path):
     kind, folder = unnamed(), tmp_path / "model"
     save(compiled(kind()), str(folder), {"Unnamed": kind})
-    edited_metadata(folder, lambda metadata: metadata.pop("code"))
-    code = {"custom_objects": {"Unnamed": kind}, "preprocessing": unnamed, "marker": Planted(tmp_path / "marker")}
+    code = {"customObjects.Unnamed": kind, "preprocessing": unnamed, "marker": Planted(tmp_path / "marker")}
     (folder / "code.pkl").write_bytes(cloudpickle.dumps(code))
     (folder / ".code.pkl.crc").unlink(missing_ok=True)
     with pytest.raises(
         ConfigurationError,
-        match=r"Received: a pickle that names .*keras.src.layers.layer.Layer.*, \w*io.open \(elephant 0.1.0",
+        match=r"Received: customObjects.Unnamed \(pickled\); a pickle that names .*layer.Layer.*io.open",
     ):
         KerasModel.load(str(folder))
     assert not (tmp_path / "marker").exists()
