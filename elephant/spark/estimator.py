@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame
 
 from elephant.cluster.spark_job import described
 from elephant.config import Timeouts
-from elephant.errors import brief_errors
+from elephant.errors import ConfigurationError, brief_errors
 from elephant.monitor.listeners import EventFile, FitListener, Listeners, mlflow_listeners
 from elephant.monitor.progress import Progress
 from elephant.monitor.report import table_html
@@ -285,6 +285,11 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         custom_objects = params.pop("customObjects", None)
         if "model" in params:
             self.setModel(params.pop("model"), custom_objects)
+        elif custom_objects is not None:
+            raise ConfigurationError(
+                "customObjects: expected beside a model, which is given by a path. Received: customObjects alone. Pass "
+                "both: setParams(model=path, customObjects=...)."
+            )
         set_given(self, params)
         fit_config(self)
         return self
@@ -460,8 +465,8 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         if "classWeight" in parts.about:
             weights = parts.about["classWeight"]
             not_json["classWeight"] = weights if weights == BALANCED else dict(weights)
-        if not {"labelCol"} & (parts.about["paramMap"].keys() | parts.about["defaultParamMap"].keys()):
-            # As one without labels was saved when a param had a default by its constructor alone.
+        if "labelCol" not in {**parts.about["paramMap"], **parts.about["defaultParamMap"]}:
+            # So one without labels was saved while the constructor alone had defaults.
             not_json["labelCol"] = None
         return cls(model=parts.source, **not_json)
 

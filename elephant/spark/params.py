@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import keras
+import numpy as np
 from pyspark.ml.param import Param, Params, TypeConverters
 from pyspark.ml.param.shared import (
     HasBatchSize,
@@ -236,11 +237,12 @@ _OF_OPTIONS: dict[str, Callable[[Any], Any]] = {
 def _converter(option: Option) -> Callable[[Any], Any]:
     """Returns a converter for a param's type; Spark has none for several types, whose range is checked instead."""
     convert = _OF_OPTIONS.get(option.name) or _OF_TYPES.get(option.type) or _checked(option)
-    return functools.partial(_unless_none, convert) if option.takes_none else convert
+    return functools.partial(_converted, convert, option.takes_none)
 
 
-def _unless_none(convert: Callable[[Any], Any], value: Any) -> Any:
-    return None if value is None else convert(value)
+def _converted(convert: Callable[[Any], Any], takes_none: bool, given: Any) -> Any:
+    value = given.tolist() if isinstance(given, np.generic | np.ndarray) else given
+    return None if value is None and takes_none else convert(value)
 
 
 # Spark's own code finds params by these classes. Those of elephant keep their names, and take more values than Spark's.

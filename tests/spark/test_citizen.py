@@ -93,7 +93,10 @@ def test_pipeline_when_fitted_saved_and_loaded_then_predicts_bit_for_bit(spark, 
     fitted = pipeline.fit(frame)
     predictions = fitted.transform(frame)
     assert MulticlassClassificationEvaluator(metricName="accuracy").evaluate(predictions) > 0.9
-    assert BinaryClassificationEvaluator(rawPredictionCol="probability").evaluate(predictions) > 0.95
+    assert BinaryClassificationEvaluator().evaluate(predictions) > 0.95
+    estimator, model = pipeline.getStages()[-1], fitted.stages[-1]
+    assert model.uid == estimator.uid and model.getPredictionCol() == "prediction"
+    assert [param.name for param in model.params if model.isSet(param)] == []
     fitted.write().overwrite().save(str(tmp_path / "pipeline"))
     loaded = PipelineModel.load(str(tmp_path / "pipeline"))
     before = {(row.a, row.b): row.probability.toArray().tobytes() for row in predictions.collect()}

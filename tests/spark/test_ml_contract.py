@@ -243,6 +243,11 @@ def test_fit_when_given_maps_of_params_then_each_model_has_its_own(kind, source,
         stage.fit(rows, {kind.count: 3})
 
 
+def test_set_params_when_custom_objects_come_without_a_model_then_says_what_to_do(source):
+    with pytest.raises(ConfigurationError, match="customObjects: expected beside a model, .* Pass both"):
+        KerasEstimator(source).setParams(customObjects={"Own": keras.layers.Dense})
+
+
 def test_param_when_none_is_given_then_has_its_default_but_for_labels_which_there_are_none_of(source):
     given = KerasEstimator(source, epochs=None, learningRate=None, labelCol=None)
     assert {param.name for param in given.params if given.isSet(param)} == {"model", "labelCol"}
@@ -268,12 +273,46 @@ def test_value_when_it_is_of_another_type_of_numbers_then_becomes_python_s(kind,
     ):
         stage.setParams(**{name: value})
         found = stage.getOrDefault(name)
-        assert (type(found), found) == (type(wanted), wanted)
+        assert isinstance(found, type(wanted)) and found == wanted
     for name, value in ((kind.count, "many"), (kind.count, 5.1), (kind.share, "most"), ("featuresCol", 2.3)):
         with pytest.raises((TypeError, ValueError)):
             stage.setParams(**{name: value})
     counts = ParamGridBuilder().addGrid(stage.getParam(kind.count), np.array([2, 3])).build()
     assert [type(value) for one in counts for value in one.values()] == [int, int]
+
+
+def test_value_when_numpy_has_made_it_then_is_taken_by_any_param_and_becomes_python_s(source):
+    given = {
+        "featuresCol": np.array(["a", "b"]),
+        "weightCol": np.str_("w"),
+        "classWeight": {np.int32(0): np.float32(0.5)},
+        "epochs": np.int32(3),
+        "validationFraction": np.float32(0.25),
+        "learningRate": np.array(0.5),
+        "shuffle": np.bool_(False),
+        "useGpu": np.bool_(False),
+        "frequency": np.int16(4),
+        "verbose": np.uint8(2),
+        "mode": np.str_("sync"),
+    }
+    stage = KerasEstimator(source, **{name: value for name, value in given.items() if name != "weightCol"})
+    stage.clear(stage.classWeight)
+    stage.setWeightCol(given["weightCol"])
+    found = {name: stage.getOrDefault(name) for name in given if stage.isSet(name)}
+    assert found == {
+        "featuresCol": ["a", "b"],
+        "weightCol": "w",
+        "epochs": 3,
+        "validationFraction": 0.25,
+        "learningRate": 0.5,
+        "shuffle": False,
+        "useGpu": False,
+        "frequency": 4,
+        "verbose": 2,
+        "mode": "synchronous",
+    }
+    plain = (str, int, float, bool, list)
+    assert {type(value) for value in (*found.values(), *found["featuresCol"])} <= set(plain)
 
 
 def same_state(stages, others):
@@ -284,7 +323,6 @@ def same_state(stages, others):
 @estimators
 def test_stage_when_saved_and_loaded_alone_and_in_a_pipeline_then_prints_as_before(kind, source, tmp_path):
     stage = kind.make(source, **{kind.count: kind.make(source).getOrDefault(kind.count), kind.share: 0.25})
-    stage._setDefault(predictionCol="guess")
     stage.save(str(tmp_path / "stage"))
     pipeline = Pipeline(stages=[stage])
     pipeline.save(str(tmp_path / "pipeline"))
@@ -329,14 +367,14 @@ def test_tuning_when_its_grid_is_over_models_then_is_saved_and_loaded_with_them(
     stage = KerasEstimator(source)
     fitted = KerasModel(model_source(binary_model(seed=6)), history={"loss": [0.5]})
     binary_model(seed=7).save(tmp_path / "model.keras")
-    values = [binary_model(seed=5), fitted, str(tmp_path / "model.keras"), binary_model]
+    values = [binary_model(seed=5), fitted, str(tmp_path / "model.keras")]
     grid = ParamGridBuilder().addGrid(stage.model, values).build()
     tuning = kind(estimator=stage, estimatorParamMaps=grid, evaluator=BinaryClassificationEvaluator())
     tuning.save(str(tmp_path / "tuning"))
     loaded = kind.load(str(tmp_path / "tuning"))
     assert (loaded.uid, loaded.getEstimator().uid) == (tuning.uid, stage.uid)
     assert [each.uid for each in models_of(loaded.getEstimatorParamMaps())] == [each.uid for each in models_of(grid)]
-    for one, seed in zip(loaded.getEstimatorParamMaps(), (5, 6, 7, 5), strict=True):
+    for one, seed in zip(loaded.getEstimatorParamMaps(), (5, 6, 7), strict=True):
         found = loaded.getEstimator().copy(one).getModel()
         for value, wanted in zip(found.model.get_weights(), binary_model(seed=seed).get_weights(), strict=True):
             np.testing.assert_array_equal(value, wanted)
@@ -368,15 +406,20 @@ def keras_model_of(loss, activation):
     return lambda spark, frame: KerasModel(binary_model(loss, activation)).setLabelCol("label")
 
 
+def sigmoid(scores):
+    return 1 / (1 + np.exp(-scores))
+
+
+# And what makes probabilities of the scores.
 CLASSIFIERS = {
-    "LogisticRegression": logistic_model,
-    "probabilities": keras_model_of("binary_crossentropy", "sigmoid"),
-    "logits": keras_model_of(keras.losses.BinaryCrossentropy(from_logits=True), None),
+    "LogisticRegression": (logistic_model, sigmoid),
+    "probabilities": (keras_model_of("binary_crossentropy", "sigmoid"), np.array),
+    "logits": (keras_model_of(keras.losses.BinaryCrossentropy(from_logits=True), None), sigmoid),
 }
 
 
-@pytest.mark.parametrize("make", CLASSIFIERS.values(), ids=CLASSIFIERS)
-def test_classifier_when_it_transforms_then_spark_s_evaluators_work_as_they_stand(make, spark):
+@pytest.mark.parametrize(("make", "probabilities_of"), CLASSIFIERS.values(), ids=CLASSIFIERS)
+def test_classifier_when_it_transforms_then_spark_s_evaluators_work_as_they_stand(make, probabilities_of, spark):
     x, labels = points()
     labels = np.minimum(labels, 1)
     frame = frame_of(spark, x, labels)
@@ -388,12 +431,11 @@ def test_classifier_when_it_transforms_then_spark_s_evaluators_work_as_they_stan
     prediction = np.array([row.prediction for row in rows])
     assert isinstance(rows[0].rawPrediction, DenseVector) and raw.shape == probability.shape == (len(x), 2)
     np.testing.assert_array_equal(prediction, raw.argmax(axis=1))
+    np.testing.assert_allclose(probability, probabilities_of(raw), rtol=1e-5)
     area = BinaryClassificationEvaluator().evaluate(predicted)
     np.testing.assert_allclose(area, area_under_roc(probability[:, 1], labels), atol=1e-6)
     accuracy = MulticlassClassificationEvaluator(metricName="accuracy").evaluate(predicted)
     np.testing.assert_allclose(accuracy, np.mean(prediction == labels))
-    if "rawPrediction" in model.explainParams() and "logits" in str(getattr(model, "source", "")):
-        np.testing.assert_allclose(probability[:, 1], 1 / (1 + np.exp(-raw[:, 1])), rtol=1e-5)
     left_out = model.copy({model.rawPredictionCol: "", model.probabilityCol: ""}).transform(frame)
     assert left_out.columns == [*frame.columns, "prediction"]
     assert [row.prediction for row in left_out.collect()] == prediction.tolist()
