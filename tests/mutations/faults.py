@@ -1267,6 +1267,22 @@ FAULTS = (
         tests=("tests/cluster/test_spark_job.py",),
     ),
     Fault(
+        name="restart-keeps-what-ranks-told-before",
+        file="elephant/monitor/record.py",
+        old="if self.together and event.rank in self._of_attempt:",
+        new="if False:",
+        breaks="The summary of a fit that was started again has times of the attempt before.",
+        tests=("tests/monitor/test_record.py",),
+    ),
+    Fault(
+        name="worker-replaced-restarts-the-epoch-s-clock",
+        file="elephant/monitor/record.py",
+        old="if self.together or event.rank not in self.started:",
+        new="if True:",
+        breaks="Listeners of an asynchronous fit hear of epochs that are shorter than they were.",
+        tests=("tests/monitor/test_record.py",),
+    ),
+    Fault(
         name="bench-counts-the-first-epoch",
         file="elephant/monitor/scaling.py",
         old="counted = [part for parts in epochs[1:] for part in parts]",
