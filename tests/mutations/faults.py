@@ -1269,7 +1269,7 @@ FAULTS = (
     Fault(
         name="restart-keeps-what-ranks-told-before",
         file="elephant/monitor/record.py",
-        old="if self.together and event.rank in self._of_attempt:",
+        old="if self.together and started.rank in self._of_attempt:",
         new="if False:",
         breaks="The summary of a fit that was started again has times of the attempt before.",
         tests=("tests/monitor/test_record.py",),
@@ -1277,7 +1277,7 @@ FAULTS = (
     Fault(
         name="worker-replaced-restarts-the-epoch-s-clock",
         file="elephant/monitor/record.py",
-        old="if self.together or event.rank not in self.started:",
+        old="if self.together or started.rank not in self.started:",
         new="if True:",
         breaks="Listeners of an asynchronous fit hear of epochs that are shorter than they were.",
         tests=("tests/monitor/test_record.py",),
