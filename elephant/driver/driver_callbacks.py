@@ -26,7 +26,7 @@ from elephant.rank.callback_rules import EPOCH_EVENTS, check_callbacks, reads_we
 from elephant.rank.checkpoints import continue_files, restore_states, states_of
 from elephant.rank.input.tensors import blank_batch
 from elephant.rank.job import TrainingJob, as_numbers
-from elephant.rank.rank_callbacks import updated_results
+from elephant.rank.metrics.metric_sums import updated_results
 from elephant.rank.remote_files import RemoteFiles
 from elephant.storage.folder import Folder, folder_at
 from elephant.training.warmup import LearningRateWarmup

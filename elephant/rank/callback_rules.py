@@ -6,7 +6,7 @@ methods: which events it listens to. Where it runs:
 ======== =============================================== ====================================== ======================
 duty     synchronous fit                                 executors do not reach the driver      asynchronous fit
 ======== =============================================== ====================================== ======================
-DECIDES  all ranks; the driver behind a user's callback  as there                               driver
+DECIDES  all ranks; the driver behind a user's callback  as there                               driver; batches on all
 WRITES   driver; rank 0 where it looks at batches        driver, later, if without weights      driver
 LOGS     driver                                          driver, later                          driver; batches on all
 TUNES    driver                                          driver, later, if without weights      driver; batches on all

@@ -1,4 +1,4 @@
-"""Callbacks of elephant's own in training processes, their order, and metrics that ranks agree on."""
+"""Callbacks of elephant's own in training processes, and their order."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from elephant.monitor.events import CallbacksDue, RankEpoch, StepEnded
 from elephant.net.buffers import portable
 from elephant.rank.input.feed import BatchFeed
 from elephant.rank.job import WEIGHTS, ExchangeCounts, Reporter, StepReporter, as_numbers
+from elephant.rank.metrics.metric_sums import global_logs, sum_metrics
 from elephant.rank.rank_progress import RankWeight, StepTimes
 
 _PROGRESS_INTERVAL_S = 0.25
@@ -65,49 +66,6 @@ def in_order(
     """
     listed = [one for part in CallbackOrder if part is not CallbackOrder.LOSSES for one in callbacks.get(part, ())]
     return [*(listed if times is None else times.around(listed)), *callbacks.get(CallbackOrder.LOSSES, ())]
-
-
-def sum_metrics(model: keras.Model, collective: Communicator) -> dict[str, Any]:
-    """Returns the model's metrics over the rows of all ranks.
-
-    A metric keeps sums and counts; added up over the ranks they are what one process
-    would hold. An average of each rank's results would be something else.
-    """
-    variables = metric_variables(model)
-    sums = flatten(variables)
-    collective.allreduce_(sums)
-    assign_flat(variables, sums)
-    # As Keras orders them.
-    return dict(sorted(as_numbers(model.get_metrics_result()).items()))
-
-
-def global_logs(model: keras.Model, collective: Communicator, logs: dict[str, Any], share: float) -> dict[str, Any]:
-    """Returns an epoch's training logs over all ranks.
-
-    Metrics come from their sums. What a custom ``train_step`` returned besides, such as a
-    loss that no metric tracks, is its value in the last step, averaged over the ranks.
-    """
-    sum_metrics(model, collective)
-    # Summed over all ranks, so that all decide alike which ones were updated.
-    results = updated_results(model)
-    raw = sorted(name for name, value in as_numbers(logs).items() if name not in results and np.ndim(value) == 0)
-    values = np.array([logs[name] for name in raw], dtype=np.float64)
-    values = values * share if share else np.zeros_like(values)
-    collective.allreduce_(values)
-    results = {name: value for name, value in results.items() if name in logs}
-    return {**results, **{name: float(value) for name, value in zip(raw, values, strict=True)}}
-
-
-def updated_results(model: keras.Model) -> dict[str, Any]:
-    """Returns the results of the model's metrics, without those that are still zero: they were never updated.
-
-    One that was updated may have the name of one that was not, as a tracker called "loss" beside Keras' own.
-    """
-    results: dict[str, Any] = {}
-    for metric in model.metrics:
-        if any(np.any(keras.ops.convert_to_numpy(variable)) for variable in metric.variables):
-            results |= as_numbers({metric.name: metric.result()})
-    return results
 
 
 def average_moving_statistics(model: keras.Model, collective: Communicator, share: float) -> None:
