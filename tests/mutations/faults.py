@@ -881,6 +881,22 @@ FAULTS = (
         tests=("tests/rank/test_shared_state.py",),
     ),
     Fault(
+        name="ranks-started-again-though-they-had-begun",
+        file="elephant/driver/run_ranks.py",
+        old="if retry.refused or not began)",
+        new="if True)",
+        breaks="A fit that has trained begins again from its first epoch, without a word.",
+        tests=("tests/driver/test_run_ranks.py",),
+    ),
+    Fault(
+        name="retried-for-ever",
+        file="elephant/driver/run_ranks.py",
+        old="        left.remove(retry)\n",
+        new="",
+        breaks="Ranks whose executor is lost each time before they begin are started again and again.",
+        tests=("tests/driver/test_run_ranks.py",),
+    ),
+    Fault(
         name="deciding-callback-ahead-of-the-user-s",
         file="elephant/rank/callback_rules.py",
         old="elif follows and rule_of(callback).by_numbers:",
