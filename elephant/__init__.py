@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from elephant.monitor.listeners import FitListener
     from elephant.spark.adapt import adapt
     from elephant.spark.estimator import KerasEstimator
+    from elephant.spark.file_formats import Files
     from elephant.spark.model import KerasModel
     from elephant.spark.rdd.mllib import SparkMLlibModel, load_spark_model
     from elephant.spark.rdd.model import SparkModel
-    from elephant.spark.training_data import Files
     from elephant.spark.udf import predict_udf
     from elephant.training.images import decode_images
     from elephant.training.warmup import LearningRateWarmup
@@ -48,7 +48,7 @@ __all__ = [
 
 _HOME = {
     "DistributedOptimizer": "elephant.modeling.distributed_optimizer",
-    "Files": "elephant.spark.training_data",
+    "Files": "elephant.spark.file_formats",
     "FitListener": "elephant.monitor.listeners",
     "KerasEstimator": "elephant.spark.estimator",
     "KerasModel": "elephant.spark.model",

@@ -29,6 +29,7 @@ from elephant.monitor.summary import FitSummary, rank_times
 from elephant.monitor.trace import TraceFile
 from elephant.options import BALANCED, OPTIONS, refuse_unknown
 from elephant.rank.job import TrainingJob
+from elephant.spark.file_formats import Files
 from elephant.spark.fit import class_weights, description_of, remove_checkpoints, train
 from elephant.spark.hadoop_files import write_file
 from elephant.spark.model import KerasModel
@@ -45,7 +46,7 @@ from elephant.spark.params import (
 from elephant.spark.saving.model_files import source_of
 from elephant.spark.saving.persistence import CODE, SavedParts, SavedStage
 from elephant.spark.saving.streaming import TrainingStream, start_stream
-from elephant.spark.training_data import Files, active_session, dataset_of, is_frame, rows_of_files, rows_of_frame
+from elephant.spark.training_data import active_session, dataset_of, is_frame, rows_of_files, rows_of_frame
 from elephant.task.rendezvous import installed_versions
 
 if TYPE_CHECKING:
