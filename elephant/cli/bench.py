@@ -21,7 +21,7 @@ from elephant.config import Timeouts
 from elephant.errors import ClusterError, ConfigurationError, short_text
 from elephant.jobs.inputs import estimator_of, read_rows, require_code
 from elephant.jobs.settings import INTEGER, SPARK_OPTIONS, SWITCH, TEXT, TRAIN, Setting, SettingType, settings_of
-from elephant.jobs.submission import QUIET, json_line, line_of, read_settings, require_one
+from elephant.jobs.submission import json_line, leave_out_warnings, line_of, read_settings, require_one
 from elephant.options import OPTION
 
 if TYPE_CHECKING:
@@ -74,8 +74,7 @@ def bench(words: Sequence[str]) -> int:
     Raises:
         SystemExit: ``--help`` was asked for, and has been printed.
     """
-    for name, value in QUIET.items():
-        os.environ.setdefault(name, value)
+    leave_out_warnings()
     # As `python -m` has it: the model's module is looked for where the user is.
     sys.path += [folder for folder in (os.getcwd(),) if folder not in sys.path]
     try:
