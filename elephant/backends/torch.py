@@ -13,6 +13,7 @@ import numpy as np
 from elephant.backends.base import Backend, Spec, gathered_blocks, gathered_gradient
 from elephant.backends.devices import TorchReducer, reduce_on_devices
 from elephant.backends.gradient_averager import spec_of
+from elephant.backends.keras_private import optimized_variables
 from elephant.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ class TorchBackend(Backend):
             ]
 
         def apply_averaged(grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
-            variables = optimizer._trainable_variables if trainable_variables is None else list(trainable_variables)
+            variables = optimized_variables(optimizer) if trainable_variables is None else list(trainable_variables)
             if averager.note is not None:
                 return averager.note(id(optimizer), list(grads), variables)
             with torch.no_grad():

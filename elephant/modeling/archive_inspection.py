@@ -21,11 +21,8 @@ from typing import Any
 
 import h5py
 import keras
-from keras.src import api_export
-from keras.src import layers as layers_of_keras
-from keras.src import models as models_of_keras
-from keras.src.saving.keras_saveable import KerasSaveable
 
+from elephant.backends.keras_private import TORCH_OPTIMIZERS, legacy_places, named_publicly, saveable
 from elephant.errors import ConfigurationError
 from elephant.storage.folder import DAMAGES
 
@@ -37,7 +34,7 @@ COMPILED_IN_HDF5 = "elephant_optimizer/elephant_compile_config"
 # What Keras makes models of.
 KINDS = (
     # Layers, models, operations, losses, metrics, optimizers, features.
-    KerasSaveable,
+    saveable(),
     keras.optimizers.schedules.LearningRateSchedule,
     keras.initializers.Initializer,
     keras.regularizers.Regularizer,
@@ -64,8 +61,7 @@ _FUNCTIONS = (*_UNPLACED_FUNCTIONS, keras.ops, keras.ops.image, keras.random)
 _NOT_OF_ARRAYS = ("deserialize", "get", "serialize")
 # Where it looks for classes so, in HDF5 files and those of Keras 2.
 _UNPLACED_CLASSES = (
-    layers_of_keras,
-    models_of_keras,
+    *legacy_places(),
     keras.optimizers,
     keras.optimizers.schedules,
     keras.dtype_policies,
@@ -277,7 +273,7 @@ def _of_keras(module: object, name: str) -> Iterator[Any]:
     elif module.split(".")[0] in _PACKAGES_OF_KERAS:
         yield vars(sys.modules[module]).get(name) if module in sys.modules else None
     elif module.split(".")[0] == "keras":
-        public = api_export.get_symbol_from_name(f"{module}.{name}")
+        public = named_publicly(f"{module}.{name}")
         yield public if public is not None else _internal(module, name)
 
 
@@ -286,7 +282,7 @@ def _internal(module: str, name: str) -> Any:
         return vars(importlib.import_module(module)).get(name)
     except (ImportError, ValueError):
         # PyTorch's optimizers, where it is not installed, are loaded as those of Keras: `elephant.modeling.model_spec`.
-        return vars(keras.optimizers).get(name) if module.startswith("keras.src.backend.torch.optimizers.") else None
+        return vars(keras.optimizers).get(name) if module.startswith(TORCH_OPTIMIZERS) else None
 
 
 def _full_name(config: Mapping[str, Any], name: object) -> str:

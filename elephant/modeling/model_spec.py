@@ -27,6 +27,7 @@ import keras
 import numpy as np
 
 from elephant.backends import current
+from elephant.backends.keras_private import TORCH_OPTIMIZERS, compile_settings
 from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError
 from elephant.modeling.archive_inspection import UNREADABLE, require_known_code
@@ -63,7 +64,6 @@ from elephant.storage.filesystem import scratch_folder
 _CONFIG, _WEIGHTS = "config.json", "model.weights.h5"
 # Models that sources were made of, by the sources' ids, as long as the user has them.
 _given: weakref.WeakValueDictionary[str, keras.Model] = weakref.WeakValueDictionary()
-_OPTIMIZERS_OF_TORCH = "keras.src.backend.torch.optimizers."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -347,8 +347,8 @@ def _restore_optimizer(model: keras.Model) -> None:
 
     A model that is saved without would be built with RMSprop.
     """
-    settings = getattr(getattr(model, "_compile_config", None), "config", None)
-    if isinstance(settings, dict) and "loss" in settings and "optimizer" not in settings:
+    settings = compile_settings(model)
+    if settings is not None and "loss" in settings and "optimizer" not in settings:
         settings["optimizer"] = model.optimizer
 
 
@@ -545,7 +545,7 @@ def _with_portable_optimizers(config: Any) -> Any:
         return [_with_portable_optimizers(part) for part in config]
     if not isinstance(config, dict):
         return config
-    if str(config.get("module")).startswith(_OPTIMIZERS_OF_TORCH):
+    if str(config.get("module")).startswith(TORCH_OPTIMIZERS):
         config = {**config, "module": "keras.optimizers", "registered_name": None}
     return {name: _with_portable_optimizers(part) for name, part in config.items()}
 
