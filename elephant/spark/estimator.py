@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame
 from elephant.cluster.rendezvous import installed_versions
 from elephant.cluster.session import jvm_context
 from elephant.cluster.spark_job import described
+from elephant.cluster.spark_private import query_execution, reset_uid, set_params
 from elephant.config import Timeouts
 from elephant.errors import brief_errors
 from elephant.modeling.model_spec import ModelSpec
@@ -66,7 +67,7 @@ def _fold_of(rows: Any) -> str:
     """Returns which fold of a CrossValidator rows are of, such as ``fold 2 of 3``; empty where none is seen."""
     with contextlib.suppress(Exception):
         if is_frame(rows) and jvm_context(rows.sparkSession) is not None:
-            plan = rows._jdf.queryExecution().analyzed()
+            plan = query_execution(rows).analyzed()
             found = _FOLD.search(plan.condition().toString()) if plan.nodeName() == "Filter" else None
             if found is not None:
                 first, last = float(found[1]), float(found[2])
@@ -312,7 +313,7 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         estimator = self.copy() if options else self
         for name in (name for name, value in options.items() if value is None):
             estimator.clear(estimator.getParam(name))
-        estimator._set(**{name: value for name, value in options.items() if value is not None})
+        set_params(estimator, **{name: value for name, value in options.items() if value is not None})
         # To Spark, a dataset is whatever `_fit` takes.
         rows, fit = cast(Any, dataset_of(dataset)), super(KerasEstimator, estimator).fit
         if params is not None and not isinstance(params, dict):
@@ -381,7 +382,7 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
             )
             fitted = KerasModel.from_result(source, result, summary)
             # As in all of Spark ML, so that params of the estimator, given to transform, are those of its model.
-            fitted._resetUid(self.uid)
+            reset_uid(fitted, self.uid)
             listeners.fitted = self._copyValues(fitted)
             return listeners.fitted
 

@@ -13,6 +13,7 @@ from pyspark.ml import Model
 from pyspark.sql import DataFrame
 
 from elephant.cluster.coordinator import FitResult
+from elephant.cluster.spark_private import set_params
 from elephant.errors import ConfigurationError, brief_errors, warn_user
 from elephant.modeling.model_spec import ModelSpec
 from elephant.monitor.progress import curve_names, plot_curves
@@ -354,5 +355,5 @@ class KerasModel(Model, ModelParams, SavedStage):
         # Models that were saved by earlier versions have none.
         statistics = about.get("trainingStatistics", {})
         model = cls(parts.source, history=about["history"], training_statistics=statistics, plan=about.get("plan", []))
-        model._set(**{name: parts.code[name] for name in FUNCTIONS if name in parts.code})
+        set_params(model, **{name: parts.code[name] for name in FUNCTIONS if name in parts.code})
         return model

@@ -31,11 +31,11 @@ from pyspark.sql.types import (
     StructType,
     TimestampNTZType,
     TimestampType,
-    _parse_datatype_string,
 )
 
 from elephant.cluster.row_source import SINCE_4, FileRows, FrameRows, RecordFiles, RowSource
 from elephant.cluster.session import require_running
+from elephant.cluster.spark_private import parsed_type
 from elephant.config import FitConfig
 from elephant.data.file_sources import PlannedFiles
 from elephant.data.parquet import (
@@ -331,7 +331,7 @@ def _open_records(
     url: str, found: Sequence[Found], schema: str | StructType | None, facts: ModelInfo, choice: ColumnSelection
 ) -> Opened:
     if schema is not None:
-        columns = schema if isinstance(schema, StructType) else cast(StructType, _parse_datatype_string(schema))
+        columns = schema if isinstance(schema, StructType) else cast(StructType, parsed_type(schema))
         features = {column.name: _feature_of(column) for column in columns.fields}
     else:
         # Here, because it needs TensorFlow, which other formats do not.
