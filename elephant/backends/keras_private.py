@@ -214,7 +214,7 @@ def compiled_metrics(model: keras.Model) -> Any:
 
 
 def given_losses(compiled: Any) -> GivenLosses:
-    """Returns what `compiled_loss` was made of; Nones of None.
+    """Returns the arguments of ``compile`` that `compiled_loss` was made of; Nones of None.
 
     Seen in Keras 3.15.1 as `CompileLoss._user_loss` and `_user_loss_weights`; no public name has the weights.
     """
@@ -222,7 +222,7 @@ def given_losses(compiled: Any) -> GivenLosses:
 
 
 def given_metrics(compiled: Any) -> GivenMetrics:
-    """Returns what `compiled_metrics` was made of; Nones of None.
+    """Returns the arguments of ``compile`` that `compiled_metrics` was made of; Nones of None.
 
     Seen in Keras 3.15.1 as `CompileMetrics._user_metrics` and `_user_weighted_metrics`; no public name has them.
     """
@@ -250,7 +250,7 @@ def loss_function(model: keras.Model) -> Callable[..., Any]:
 
 
 def added_losses(layer: keras.layers.Layer) -> list[Any]:
-    """Returns what a layer itself has added to the loss in its last call.
+    """Returns the losses that a layer itself has added in its last call.
 
     Seen in Keras 3.15.1 as `Layer._losses`; the public `losses` have regularizers and inner layers too.
     """
@@ -563,7 +563,7 @@ def legacy_places() -> tuple[Any, Any]:
 
 
 def named_publicly(name: str) -> Any:
-    """Returns what Keras loads by a full public name, such as ``keras.layers.Dense``; None where there is nothing.
+    """Returns the object that Keras loads by a full public name, such as ``keras.layers.Dense``, or None.
 
     Seen in Keras 3.15.1 as `keras.src.api_export.get_symbol_from_name`; names of older versions are in it too.
     """

@@ -133,7 +133,7 @@ def parsed_type(text: str) -> DataType:
 
 
 def parts_of_rdd(rdd: RDD[Any]) -> tuple[Any, Any, Any]:
-    """Returns what the constructor of an RDD takes, of one like another.
+    """Returns the arguments of a constructor that makes an RDD like another.
 
     Seen in PySpark 4.3.0 as `RDD._jrdd` and `RDD._jrdd_deserializer`; a subclass is made of these alone.
     """
