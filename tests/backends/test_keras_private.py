@@ -109,6 +109,7 @@ def built_shape(made):
 
 @check
 def has_given_vocabulary(made):
+    pytest.importorskip("tensorflow")
     for kind, word in ((keras.layers.StringLookup, "a"), (keras.layers.IntegerLookup, 1)):
         assert private.has_given_vocabulary(kind(vocabulary=[word]))
         assert not private.has_given_vocabulary(kind())
@@ -118,6 +119,7 @@ def has_given_vocabulary(made):
 
 @check
 def lookup_of(made):
+    pytest.importorskip("tensorflow")
     lookup = private.lookup_of(keras.layers.TextVectorization(vocabulary=["a"]))
     assert isinstance(lookup, keras.layers.StringLookup) and "a" in lookup.get_vocabulary()
 
