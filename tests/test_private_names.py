@@ -21,7 +21,8 @@ HOMES = {
     "backends/keras_private.py": "Keras",
     "cluster/spark_private.py": "PySpark and Py4J",
     "backends/tensorflow.py": "TensorFlow",
-    "backends/devices.py": "JAX and PyTorch",
+    "backends/jax_devices.py": "JAX",
+    "backends/torch_devices.py": "PyTorch",
 }
 OF_OBJECTS = ("self", "cls")
 BY_NAME = ("getattr", "hasattr", "setattr", "delattr")
