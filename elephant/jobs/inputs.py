@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from elephant.cluster.spark_private import set_params
 from elephant.errors import ConfigurationError, DataError, did_you_mean, first_line
 from elephant.jobs.settings import (
     ALTERNATIVES,
@@ -200,7 +201,7 @@ def fitted_model(settings: Mapping[str, Any]) -> KerasModel:
         if any(name in params for name in names):
             for name in names:
                 model.clear(model.getParam(name))
-    model._set(**{name: value for name, value in params.items() if value is not None})
+    set_params(model, **{name: value for name, value in params.items() if value is not None})
     return model
 
 
@@ -252,7 +253,7 @@ def _wrapped(model: Any, settings: Mapping[str, Any]) -> KerasModel:
 
     fitted = elephant.KerasModel(source_of(model, _custom_objects(settings)))
     # As the estimator has it, where nobody says otherwise.
-    fitted._set(labelCol="label")
+    set_params(fitted, labelCol="label")
     return fitted
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from elephant.backends import log_levels
 from elephant.cluster.session import require_master
 from elephant.cluster.spark_job import SparkWords
+from elephant.cluster.spark_private import start_gateway
 from elephant.errors import (
     ClusterError,
     ConfigurationError,
@@ -159,11 +160,11 @@ def _session(name: str) -> SparkSession:
 
 def _require_master() -> None:
     """Raises ConfigurationError where the master that Spark's settings name is misspelled; no context is started."""
-    from pyspark import SparkConf, SparkContext
+    from pyspark import SparkConf
 
     # A client of Spark Connect has no master.
     if not {"SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED"} & os.environ.keys():
-        SparkContext._ensure_initialized()
+        start_gateway()
         require_master(SparkConf().get("spark.master") or "")
 
 

@@ -16,6 +16,7 @@ from pyspark.ml import Estimator
 from pyspark.sql import DataFrame
 
 from elephant.cluster.spark_job import described
+from elephant.cluster.spark_private import reset_uid, set_params
 from elephant.config import Timeouts
 from elephant.errors import brief_errors
 from elephant.modeling.model_spec import ModelSpec
@@ -294,7 +295,7 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         estimator = self.copy() if options else self
         for name in (name for name, value in options.items() if value is None):
             estimator.clear(estimator.getParam(name))
-        estimator._set(**{name: value for name, value in options.items() if value is not None})
+        set_params(estimator, **{name: value for name, value in options.items() if value is not None})
         # To Spark, a dataset is whatever `_fit` takes.
         rows, fit = cast(Any, dataset_of(dataset)), super(KerasEstimator, estimator).fit
         if params is not None and not isinstance(params, dict):
@@ -360,7 +361,7 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
             )
             fitted = KerasModel.from_result(source, result, summary)
             # As in all of Spark ML, so that params of the estimator, given to transform, are those of its model.
-            fitted._resetUid(self.uid)
+            reset_uid(fitted, self.uid)
             listeners.fitted = self._copyValues(fitted)
             return listeners.fitted
 

@@ -24,10 +24,10 @@ from pyspark.sql.types import (
     StringType,
     StructField,
     StructType,
-    _parse_datatype_string,
 )
 
 from elephant.cluster.row_source import RecordFiles
+from elephant.cluster.spark_private import parsed_type
 from elephant.data.file_sources import PlannedFiles
 from elephant.data.parquet import (
     ParquetFile,
@@ -236,7 +236,7 @@ def _with_footers(
 def _open_records(listing: FileListing) -> Opened:
     schema = listing.schema
     if schema is not None:
-        columns = schema if isinstance(schema, StructType) else cast(StructType, _parse_datatype_string(schema))
+        columns = schema if isinstance(schema, StructType) else cast(StructType, parsed_type(schema))
         features = {column.name: _feature_of(column) for column in columns.fields}
     else:
         # Here, because it needs TensorFlow, which other formats do not.

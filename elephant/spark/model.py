@@ -12,6 +12,7 @@ import numpy as np
 from pyspark.ml import Model
 from pyspark.sql import DataFrame
 
+from elephant.cluster.spark_private import set_params
 from elephant.driver.coordinator import FitResult
 from elephant.errors import ConfigurationError, brief_errors, warn_user
 from elephant.modeling.model_spec import ModelSpec
@@ -353,5 +354,5 @@ class KerasModel(Model, ModelParams, SavedStage):
         about = parts.about
         statistics, plan = about["trainingStatistics"], about["plan"]
         model = cls(parts.source, history=about["history"], training_statistics=statistics, plan=plan)
-        model._set(**{name: parts.code[name] for name in FUNCTIONS if name in parts.code})
+        set_params(model, **{name: parts.code[name] for name in FUNCTIONS if name in parts.code})
         return model

@@ -13,6 +13,7 @@ import keras
 from pyspark.ml.param import Param, Params, TypeConverters
 
 from elephant.backends import BACKENDS, current
+from elephant.cluster.spark_private import unowned_parent
 from elephant.compression import check_compression
 from elephant.config import FitConfig, Timeouts
 from elephant.driver.driver_callbacks import check_asynchronous_callbacks
@@ -71,7 +72,7 @@ def _declare(cls: type[Params], name: str, doc: str, converter: Callable[[Any], 
     get.__doc__ = f"Returns {name}: {doc}."
     set_value.__doc__ = f"Sets {name}: {doc}. Returns the instance."
     title = name[0].upper() + name[1:]
-    setattr(cls, name, Param(Params._dummy(), name, doc, typeConverter=converter))
+    setattr(cls, name, Param(unowned_parent(), name, doc, typeConverter=converter))
     setattr(cls, f"get{title}", get)
     setattr(cls, f"set{title}", set_value)
 

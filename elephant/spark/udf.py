@@ -22,8 +22,9 @@ from pyspark.ml.linalg import VectorUDT
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that every user of Spark knows)
 from pyspark.sql.pandas.types import to_arrow_type
-from pyspark.sql.types import DataType, StructField, StructType, _parse_datatype_string
+from pyspark.sql.types import DataType, StructField, StructType
 
+from elephant.cluster.spark_private import parsed_type
 from elephant.cluster.warm_workers import warm_workers
 from elephant.data.casting import lists_of, prepared_column
 from elephant.data.ragged import Values
@@ -107,7 +108,7 @@ def predict_udf(
         require_predicting(served.facts)
     facts, columns = served.facts, tuple(raw_columns(served.facts.outputs)) if served.facts is not None else ()
     if returnType is not None:
-        kind = _parse_datatype_string(returnType) if isinstance(returnType, str) else returnType
+        kind = parsed_type(returnType) if isinstance(returnType, str) else returnType
     elif facts is not None:
         kind = spark_type(columns[0].arrow_type) if len(columns) == 1 else struct_of(columns)
     else:

@@ -482,8 +482,8 @@ FAULTS = (
     Fault(
         name="batch-norm-ignores-masks",
         file="elephant/modeling/sync_batch_norm.py",
-        old="_count(inputs, mask, layer._reduction_axes)",
-        new="_count(inputs, None, layer._reduction_axes)",
+        old="_count(inputs, mask, reduction_axes(layer))",
+        new="_count(inputs, None, reduction_axes(layer))",
         breaks="Synchronized batch normalization counts values that a mask leaves out.",
         tests=(f"{_RANK}/test_batch_norm.py::test_statistics_when_a_mask_leaves_values_out_then_equal_one_process",),
     ),

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 from pyspark import RDD
 
+from elephant.backends.keras_private import metrics_in_order
 from elephant.cluster.executors import awaited_slots, expected_slots
 from elephant.cluster.gpu_plan import ResourceRequest, plan, scheduling_settings
 from elephant.cluster.row_source import RddRows, dealt, session_of
@@ -423,7 +424,7 @@ class SparkModel:
         # Metrics are made, and with them their order, when the first batch comes.
         self.model.test_on_batch(*blank_batch(plan.schema, plan.row_shapes))
         self.model.reset_metrics()
-        return self.model._flatten_metrics_in_order(results)
+        return metrics_in_order(self.model, results)
 
     @brief_errors
     def save(self, path: str | os.PathLike[str], overwrite: bool = True) -> None:
