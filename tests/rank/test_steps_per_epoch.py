@@ -187,7 +187,7 @@ def limits():
     keras.config.set_max_steps_per_epoch(None)
 
 
-def test_fit_when_keras_limits_epochs_and_steps_then_does_as_one_process(limits):
+def test_fit_when_keras_limits_epochs_and_steps_then_does_as_one_process(limits, warm_ranks):
     data, order = classifier_data(40), np.arange(40).reshape(2, 4, 5).transpose(1, 0, 2).ravel()
     model = regression_model(keras.optimizers.SGD(0.05))
     options = {"epochs": 5, "shuffle": False}
