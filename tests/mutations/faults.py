@@ -112,7 +112,7 @@ FAULTS = (
         old="self._share.since(self._averaged_at))",
         new="self._share.since(0))",
         breaks="Weights are averaged by the rows of the epoch so far and not by those since the last average.",
-        tests=(f"{_LOCAL_STEPS}[3-(29, 9, 0)]",),
+        tests=(f"{_LOCAL_STEPS}[3 uneven]",),
     ),
     Fault(
         name="kernel-weighs-as-in-the-first-step",
@@ -493,7 +493,7 @@ FAULTS = (
         old="weighted = gradient * gradient.dtype.type(share) if share else np.zeros_like(gradient)",
         new="weighted = gradient / collective.world_size if share else np.zeros_like(gradient)",
         breaks="Gradients through the common mean and variance weigh all ranks alike.",
-        tests=(f"{_BATCH_NORM}[(23, 9, 0)-dense_model]",),
+        tests=(f"{_BATCH_NORM}[dense]",),
     ),
     Fault(
         name="last-bucket-skipped",

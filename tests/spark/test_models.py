@@ -124,6 +124,9 @@ def test_model_when_its_path_leads_nowhere_then_says_so(spark, tmp_path):
         KerasEstimator(model=str(tmp_path / "model"))
 
 
+@pytest.mark.slow(
+    "a fit; tests/modeling/test_trained_weights.py holds what is kept, test_servable_model.py what predicts"
+)
 def test_low_rank_model_when_fitted_and_saved_then_every_way_predicts_with_what_it_has_learned(spark, tmp_path):
     keras.utils.set_random_seed(4)
     model = keras.Sequential([layers.Input((4,)), layers.Dense(8, "tanh"), layers.Dense(1)])
