@@ -28,7 +28,7 @@ from elephant.errors import ConfigurationError
         ({"gpu_transport": "nccl", "compression": "int8"}, "gpu_transport: expected no compression .*='int8'"),
         ({"gpu_transport": "nccl", "use_gpu": False}, "gpu_transport: expected use_gpu=True or 'auto' .*=False"),
         ({"resume": True}, "resume: expected checkpoint_path, .* Received: None"),
-        ({"mode": "sync"}, "mode: expected one of synchronous, asynchronous, hogwild. Received: 'sync'"),
+        ({"mode": "both"}, "mode: expected one of synchronous, asynchronous, hogwild. Received: 'both'"),
     ],
 )
 def test_config_when_a_value_is_out_of_range_then_says_so(options, message):

@@ -27,6 +27,8 @@ LAYERS = [
     {"net"},
     {"config"},
     {"options"},
+    {"timeouts"},
+    {"kinds"},
     {"algorithms", "errors"},
 ]
 NAMED = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -45,6 +47,8 @@ WITHOUT_SPARK = [
     "net",
     "config",
     "options",
+    "timeouts",
+    "kinds",
     "algorithms",
     "errors",
 ]
@@ -61,6 +65,8 @@ WITHOUT_KERAS = [
     "net",
     "config",
     "options",
+    "timeouts",
+    "kinds",
     "algorithms",
     "errors",
 ]

@@ -241,11 +241,12 @@ def checked(content: Mapping[Any, Any], settings: Sequence[Setting], place: str)
 
 def _value(setting: Setting, value: Any, place: str) -> Any:
     try:
-        return setting.kind.check(value)
+        return setting.kind.read(value)
+    except ElephantError:
+        raise
     except (TypeError, ValueError) as error:
-        raise ConfigurationError(
-            f"{setting.key}: expected {setting.kind.expected}. Received: {value!r} in {place}."
-        ) from error
+        expected = setting.kind.written or setting.kind.expected
+        raise ConfigurationError(f"{setting.key}: expected {expected}. Received: {value!r} in {place}.") from error
 
 
 def unknown(key: str, known: Sequence[str], place: str) -> str:
@@ -353,7 +354,8 @@ def _gathered(given: Mapping[str, Any], settings: Sequence[Setting]) -> dict[str
         try:
             content[setting.key] = value if setting.kind.gather is None else setting.kind.gather(value)
         except ValueError as error:
+            expected = setting.kind.written or setting.kind.expected
             raise ConfigurationError(
-                f"--{setting.key}: expected {setting.kind.expected}. Received: {value!r} in {_PLACE}."
+                f"--{setting.key}: expected {expected}. Received: {value!r} in {_PLACE}."
             ) from error
     return content

@@ -22,13 +22,14 @@ from elephant.cluster.session import jvm_context
 from elephant.cluster.spark_job import described
 from elephant.config import Timeouts
 from elephant.errors import brief_errors
+from elephant.kinds import BALANCED
 from elephant.modeling.model_spec import ModelSpec
 from elephant.monitor.listeners import EventFile, FitListener, Listeners, mlflow_listeners
 from elephant.monitor.progress import Progress
 from elephant.monitor.report import table_html
 from elephant.monitor.summary import FitSummary, rank_times
 from elephant.monitor.trace import TraceFile
-from elephant.options import BALANCED, OPTIONS, refuse_unknown
+from elephant.options import OPTIONS, refuse_unknown
 from elephant.spark.fit import class_weights, description_of, remove_checkpoints, train
 from elephant.spark.hadoop_files import write_file
 from elephant.spark.model import KerasModel

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import keras
@@ -135,7 +135,7 @@ def limited(config: FitConfig) -> FitConfig:
     if most is None or config.epochs <= most:
         return config
     warn_user(f"keras.config.max_epochs() limits the fit to {most} of {config.epochs} epochs.")
-    return replace(config, epochs=most)
+    return config.changed(epochs=most)
 
 
 class ExchangeCounts(Protocol):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -20,11 +19,11 @@ from elephant.cluster.spark_job import described
 from elephant.config import FitConfig
 from elephant.errors import ConfigurationError, brief_errors, warn_user
 from elephant.monitor.progress import Progress
-from elephant.options import FIT, SERVERS, full_mode, options_of, refuse_unknown
+from elephant.options import FIT, OPTION, SERVERS, full_mode, options_of, refuse_unknown
 from elephant.spark.evaluate import Evaluation, evaluate_rows
 from elephant.spark.fit import class_weights, description_of, require_own_folder, train
 from elephant.spark.model_files import UserModel, write_model
-from elephant.spark.params import check_fit, to_class_weight
+from elephant.spark.params import check_fit
 from elephant.spark.predict_task import Prediction
 from elephant.spark.rdd.inference import Predictions, first_record, marked, predict, require_rdd, split_inputs
 from elephant.spark.rdd.schema import plan_inputs, plan_training
@@ -91,11 +90,8 @@ def given_class_weight(options: Mapping[str, Any]) -> dict[int, float] | str | N
     Raises:
         ConfigurationError: It is neither a dictionary of weights by class nor "balanced".
     """
-    given = options.get("class_weight")
-    try:
-        return to_class_weight(given) if given else None
-    except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"class_weight: {error}") from error
+    weights: dict[int, float] | str | None = OPTION["class_weight"].value_of(options.get("class_weight") or None)
+    return weights
 
 
 def chosen_workers(
@@ -117,7 +113,7 @@ def chosen_workers(
         num_partitions: Partitions of the RDD.
         note: Told what was chosen in place of what.
     """
-    asked = replace(config, num_workers=wanted or max(num_partitions, 1))
+    asked = config.changed(num_workers=wanted or max(num_partitions, 1))
     settings = scheduling_settings(session, config.gpu_resource)
     profile = plan(settings, ResourceRequest.of_fit(asked)).profile
     servers = config.asynchronous.parameter_servers if config.asynchronous.server_placement == "executors" else 0
@@ -321,7 +317,7 @@ class SparkModel:
         num_workers = chosen_workers(
             session_of(rdd), config, wanted=self.num_workers, num_partitions=rdd.getNumPartitions(), note=notes.append
         )
-        config = replace(config, num_workers=num_workers)
+        config = config.changed(num_workers=num_workers)
         plan = plan_training(first, source.facts, marked=validation_data is not None)
         if validation_data is not None:
             rdd, first = dealt(marked(rdd, validation_data, config), num_workers), (first, False)
