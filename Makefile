@@ -16,7 +16,7 @@ PYTEST = -m pytest -n 2 --dist loadscope
 ifdef BACKEND
 # Without TensorFlow, which Keras would import where it is installed. The tests are those in which Keras computes.
 EXTRAS = spark,java,jobs,$(BACKEND),test,dev
-TESTS = tests/backends tests/training tests/modeling $(addprefix tests/spark/test_,fit.py transform.py evaluate.py \
+TESTS = tests/backends tests/rank tests/driver tests/task tests/training tests/modeling $(addprefix tests/spark/test_,fit.py transform.py evaluate.py \
 	failures.py checkpoints.py asynchronous.py published_examples.py)
 export KERAS_BACKEND = $(BACKEND)
 else
@@ -42,11 +42,12 @@ test: venv ## test every promise at least once (PYTEST_ARGS="-k ring -x" for som
 test-all: venv ## run all tests, in random order and with more examples, within tests/budget.toml
 	@"$$VENV/bin/python" $(PYTEST) -p randomly --hypothesis-profile=ci --budget=tests/budget.toml $(TESTS) $(PYTEST_ARGS)
 
-check: venv ## formatting, lint, types and the direction of imports
+check: venv ## formatting, lint, types, and the house: which folder imports what, names
 	@"$$VENV/bin/python" -m ruff format --check .
 	@"$$VENV/bin/python" -m ruff check .
 	@"$$VENV/bin/python" -m mypy
 	@"$$VENV/bin/python" -m pytest -q tests/test_layers.py
+	@"$$VENV/bin/python" tests/support/longest_modules.py
 
 format: venv ## rewrite the files as `make check` wants them
 	@"$$VENV/bin/python" -m ruff format .

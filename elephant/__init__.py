@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from elephant import collective
-    from elephant.cluster.run import distributed, run
+    from elephant.driver.run import distributed, run
     from elephant.modeling.distributed_optimizer import DistributedOptimizer, broadcast_variables
     from elephant.monitor.listeners import FitListener
     from elephant.spark.adapt import adapt
     from elephant.spark.estimator import KerasEstimator
+    from elephant.spark.file_formats import Files
     from elephant.spark.model import KerasModel
     from elephant.spark.rdd.mllib import SparkMLlibModel, load_spark_model
     from elephant.spark.rdd.model import SparkModel
-    from elephant.spark.training_data import Files
     from elephant.spark.udf import predict_udf
     from elephant.training.images import decode_images
     from elephant.training.warmup import LearningRateWarmup
@@ -48,7 +48,7 @@ __all__ = [
 
 _HOME = {
     "DistributedOptimizer": "elephant.modeling.distributed_optimizer",
-    "Files": "elephant.spark.training_data",
+    "Files": "elephant.spark.file_formats",
     "FitListener": "elephant.monitor.listeners",
     "KerasEstimator": "elephant.spark.estimator",
     "KerasModel": "elephant.spark.model",
@@ -58,10 +58,10 @@ _HOME = {
     "adapt": "elephant.spark.adapt",
     "broadcast_variables": "elephant.modeling.distributed_optimizer",
     "decode_images": "elephant.training.images",
-    "distributed": "elephant.cluster.run",
+    "distributed": "elephant.driver.run",
     "load_spark_model": "elephant.spark.rdd.mllib",
     "predict_udf": "elephant.spark.udf",
-    "run": "elephant.cluster.run",
+    "run": "elephant.driver.run",
 }
 # What brings a package that is not always installed: extras of elephant-spark.
 _EXTRAS = {"pyspark": "spark", "py4j": "spark", "tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from elephant.monitor.scaling import ScalingRun
-    from elephant.spark.training_data import Files
+    from elephant.spark.file_formats import Files
 
 NAME = "elephant bench"
 DESCRIPTION = (

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from elephant.modeling.model_spec import ModelSpec
     from elephant.spark.estimator import KerasEstimator
+    from elephant.spark.file_formats import Files
     from elephant.spark.model import KerasModel
-    from elephant.spark.training_data import Files
 
 DEFAULT_FORMAT = "parquet"
 # What a job can do with a DataFrame, and not with files that executors read.
@@ -40,7 +40,7 @@ def read_rows(session: SparkSession, settings: Mapping[str, Any]) -> DataFrame |
             f"direct: expected only data, format and schema beside it: executors read whole files. "
             f"Received: {', '.join(key_of(name) for name in given)}."
         )
-    from elephant.spark.training_data import Files
+    from elephant.spark.file_formats import Files
 
     return Files(settings["data"], format=settings.get("format"), schema=settings.get("schema"))
 
@@ -211,7 +211,7 @@ def _trainable(settings: Mapping[str, Any]) -> ModelSpec | Callable[..., Any] | 
         builder: Callable[..., Any] = resolve("model", name)
         return builder
     if MODEL_FILE.search(name):
-        from elephant.spark.model_files import source_of
+        from elephant.spark.saving.model_files import source_of
 
         return source_of(name, _custom_objects(settings), trusted=trusted)
     return _saved(name, trusted)
@@ -236,7 +236,7 @@ def _saved(path: str, trusted: bool | None) -> KerasModel:
 
 def _wrapped(model: Any, settings: Mapping[str, Any]) -> KerasModel:
     import elephant
-    from elephant.spark.model_files import source_of
+    from elephant.spark.saving.model_files import source_of
 
     fitted = elephant.KerasModel(source_of(model, _custom_objects(settings)))
     # As the estimator has it, where nobody says otherwise.
