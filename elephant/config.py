@@ -5,16 +5,19 @@ Their fields are the options of `elephant.options`, with its defaults: the table
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, make_dataclass
 from typing import TYPE_CHECKING, Any
 
-from elephant.algorithms import ALGORITHMS, Algorithm
+from elephant.algorithms import ALGORITHMS, Algorithm, parts_of
 from elephant.errors import ConfigurationError, UnsupportedError
+from elephant.kinds import integer
 from elephant.options import OPTION, Scope, options_of, settle
 from elephant.timeouts import Timeouts
 
 __all__ = ["AsynchronousOptions", "FitConfig", "Timeouts"]
+_BUCKET_BYTES = "ELEPHANT_BUCKET_BYTES"
 
 
 def _names(scope: Scope) -> list[str]:
@@ -58,14 +61,34 @@ class AsynchronousOptions(_OptionsOfServers):
         settle(self, Scope.SERVERS, _names(Scope.SERVERS))
 
     @property
-    def is_elastic(self) -> bool:
-        """True if workers keep weights of their own that are drawn towards the servers' (elastic averaging)."""
-        return ALGORITHMS[self.algorithm].is_elastic
+    def algorithm_type(self) -> type[Algorithm]:
+        """The algorithm that ``algorithm`` names."""
+        return ALGORITHMS[parts_of(self.algorithm)[0]]
+
+    @property
+    def elasticity(self) -> float | None:
+        """How far workers and servers move towards each other; None where ``algorithm`` does not say."""
+        return parts_of(self.algorithm)[1]
+
+
+def _bucket_bytes() -> int | None:
+    given = os.environ.get(_BUCKET_BYTES)
+    try:
+        return None if given is None else integer(0).read(given)
+    except ValueError as error:
+        raise ConfigurationError(f"{_BUCKET_BYTES}: {error}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
 class FitConfig(_OptionsOfFit):
     """Options of one fit: those of `elephant.options` that have this scope, and what they say of waits and servers.
+
+    Args:
+        timeouts: Limits of its waits.
+        asynchronous: Options of modes with a parameter server.
+        bucket_bytes: Bytes of gradients that travel together while the next ones are computed, of which 0 sends all
+            together; None measures the network and chooses. The variable ``ELEPHANT_BUCKET_BYTES`` of the driver's
+            environment has it.
 
     Raises:
         ConfigurationError: A value is out of its range, or two of them exclude each other.
@@ -73,6 +96,7 @@ class FitConfig(_OptionsOfFit):
 
     timeouts: Timeouts = field(default_factory=Timeouts)
     asynchronous: AsynchronousOptions = field(default_factory=AsynchronousOptions)
+    bucket_bytes: int | None = field(default_factory=_bucket_bytes)
 
     if TYPE_CHECKING:
 
@@ -143,11 +167,11 @@ class FitConfig(_OptionsOfFit):
     @property
     def pushes_gradients(self) -> bool:
         """True if a parameter server's optimizer applies every step's gradient; otherwise workers push differences."""
-        return self.frequency == "batch" and ALGORITHMS[self.asynchronous.algorithm].pushes_gradients
+        return self.frequency == "batch" and self.asynchronous.algorithm_type.pushes_gradients
 
     def new_algorithm(self) -> Algorithm:
         """Returns the algorithm, which tells what the workers of an asynchronous fit push at the end of a window."""
-        return ALGORITHMS[self.asynchronous.algorithm](self.num_ranks, self.asynchronous.elasticity)
+        return self.asynchronous.algorithm_type(self.num_ranks, self.asynchronous.elasticity)
 
     def check_background_exchange(self) -> None:
         """Raises UnsupportedError where workers exchange in the background, and push no gradients."""

@@ -178,7 +178,16 @@ def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, Iterable) else [value]
 
 
-def _columns(value: Any) -> str | list[str]:
+def _columns(value: Any) -> Any:
+    """Returns one column, a list of columns, of which some may be lists again, or a dictionary of these by name."""
+    if isinstance(value, Mapping) and value and all(isinstance(name, str) and name for name in value):
+        return {name: _vector(columns) for name, columns in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str) and value:
+        return [_vector(columns) for columns in value]
+    return _vector(value)
+
+
+def _vector(value: Any) -> str | list[str]:
     if isinstance(value, str) and value:
         return value
     if isinstance(value, Sequence) and value and all(isinstance(name, str) and name for name in value):
@@ -186,17 +195,8 @@ def _columns(value: Any) -> str | list[str]:
     raise TypeError
 
 
-def _columns_or_none(value: Any) -> str | list[str] | None:
+def _columns_or_none(value: Any) -> Any:
     return None if value is None else _columns(value)
-
-
-def _columns_by_name(value: Any) -> dict[str, str | list[str]] | list[str]:
-    if isinstance(value, Mapping) and value and all(isinstance(name, str) and name for name in value):
-        return {name: _columns(columns) for name, columns in value.items()}
-    columns = _columns(value)
-    if isinstance(columns, list):
-        return columns
-    raise TypeError
 
 
 def _weight_columns(value: Any) -> str | dict[str, str]:
@@ -270,11 +270,6 @@ def pairs(words: Sequence[str]) -> dict[str, str | list[str]]:
     return {name: one_or_several(several) for name, several in values.items()}
 
 
-def pairs_or_list(words: Sequence[str]) -> Any:
-    """Returns a dictionary where the words are pairs, and a list of them where none is."""
-    return pairs(words) if any("=" in word for word in words) else list(words)
-
-
 def pairs_or_words(words: Sequence[str]) -> Any:
     """Returns a dictionary where the words are pairs; otherwise the one word, or a list of several."""
     return pairs(words) if any("=" in word for word in words) else one_or_several(words)
@@ -340,26 +335,19 @@ CALLBACKS = Kind(
     list, "callbacks", _listed, written="module:name, or a list of such", gather=list, reference=_references
 )
 COLUMNS = Kind(
-    str | list,
-    "a column name or a list of column names",
+    str | list | dict,
+    "a column name, a list of column names, or a dictionary of these by the name of the input",
     _columns,
-    written="a column, or a list of them",
-    gather=one_or_several,
+    written="a column, a list of them, or pairs such as name=column",
+    gather=pairs_or_words,
 )
 LABEL_COLUMNS = Kind(
-    str | list,
-    "a column name or a list of column names",
+    str | list | dict,
+    "a column name, a list of column names, or a dictionary of these by the name of the output",
     _columns_or_none,
-    written="a column, a list of them, or nothing for none",
+    written="a column, a list of them, pairs such as name=column, or nothing for none",
     parse=lambda value: None if value == "" else value,
-    gather=one_or_several,
-)
-COLUMNS_BY_NAME = Kind(
-    dict | list,
-    "a dictionary of columns by name, or a list of columns",
-    _columns_by_name,
-    written="pairs such as name=column, or a list of columns",
-    gather=pairs_or_list,
+    gather=pairs_or_words,
 )
 WEIGHT_COLUMNS = Kind(
     str | dict,

@@ -14,13 +14,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass
 from typing import Any
 
-from elephant.algorithms import ALGORITHMS
+from elephant.algorithms import ALGORITHMS, is_algorithm
 from elephant.errors import ConfigurationError, ElephantError, UnknownOptionError, did_you_mean
 from elephant.kinds import (
     CALLBACKS,
     CLASS_WEIGHT,
     COLUMNS,
-    COLUMNS_BY_NAME,
     FUNCTION,
     LABEL_COLUMNS,
     NUMBER,
@@ -143,14 +142,18 @@ INPUT, LABEL, ROWS, FIT, SERVERS = Scope
 _ELASTIC = [name for name, algorithm in ALGORITHMS.items() if algorithm.is_elastic]
 _MODE = one_of(*MODES, convert=full_mode)
 _COUNT = integer(1)
-_BYTES = integer(0, "bytes, or None to choose them")
 _POSITIVE = number("a positive number", lambda value: 0 < value < math.inf)
 _SHARE = number("in [0, 1)", lambda value: 0 <= value < 1)
-_INSIDE = number("a number in (0, 1)", lambda value: 0 < value < 1)
+_ALGORITHM = Kind(
+    str,
+    f"one of {', '.join(ALGORITHMS)}, of which {_listed(_ELASTIC, 'and')} may have a moving rate in (0, 1) behind a "
+    f"colon, such as '{_ELASTIC[0]}:0.3'",
+    TEXT.convert,
+    is_algorithm,
+)
 _SECONDS = number("zero or more seconds", lambda value: value >= 0)
 _SEED = integer(0, "an integer in [0, 2**63)", most=2**63 - 1)
 _PORT = integer(0, "0, or a port of at most 65535", most=65535)
-_NOT_NEGATIVE = integer(0, "zero or more")
 _VERBOSITY = count_or("auto", expected="0, 1, 2 or 'auto'", holds=lambda value: value in (0, 1, 2))
 _FREQUENCY = count_or(
     "batch",
@@ -159,7 +162,6 @@ _FREQUENCY = count_or(
     holds=lambda value: value >= 1,
     written="batch, epoch or a number of steps",
 )
-_COUNT_OR_AUTO = count_or("auto", expected="'auto' or an integer of at least 0", holds=lambda value: value >= 0)
 _TIMEOUTS = Kind(
     dict,
     "seconds by name",
@@ -172,24 +174,23 @@ _TIMEOUTS = Kind(
 # fmt: off
 OPTIONS = (
     Option("features_col", COLUMNS, "features", INPUT,
-           help="features: one column (array of numbers, ml vector, number), or numeric columns that make one vector"),
-    Option("input_cols", COLUMNS_BY_NAME, None, INPUT,
-           help="for models with several inputs: columns by the name of the input, or a list in their order"),
+           help="features: one column (array of numbers, ml vector, number), or numeric columns that make one vector; "
+           "for several inputs, columns by the name of the input, or a list in their order"),
     Option("prediction_col", TEXT, "prediction", INPUT,
            help="column to add: the class (cross-entropy losses) or the value (one output unit) as double, else an "
            "array"),
     Option("probability_col", TEXT, "probability", INPUT,
            help="column to add for classifiers: the classes' probabilities as an ml vector"),
     Option("preprocessing", FUNCTION, None, INPUT,
-           help="a function from a batch, a dictionary of columns, to what the model takes; runs on the workers"),
+           help="a function from a batch, a dictionary of columns, to what the model takes; runs on the workers, once, "
+           "or for every batch where it takes a random generator"),
     Option("inference_batch_size", _COUNT, None, INPUT,
            help="rows that transform and evaluate put through the model at a time; not set means 1024, more where "
            "rows are small, and fewer where they are large"),
     Option("label_col", LABEL_COLUMNS, "label", LABEL,
            help="label: one column (number, boolean, array of numbers, ml vector), or numeric columns that make one "
-           "vector; None for models that train without"),
-    Option("label_cols", COLUMNS_BY_NAME, None, LABEL,
-           help="for models with several outputs: columns by the name of the output, or a list in their order"),
+           "vector; for several outputs, columns by the name of the output, or a list in their order; None for models "
+           "that train without"),
     Option("weight_col", WEIGHT_COLUMNS, None, LABEL,
            help="sample weights: a column of numbers, or of arrays with one for each token or pixel, or one by "
            "the name of each output; not set means 1 for every row"),
@@ -205,13 +206,8 @@ OPTIONS = (
            help="more Keras callbacks, or one, which run on the driver whatever they look at; listeners, "
            "elephant.FitListener"),
     Option("events_path", PATH, None, ROWS,
-           help="a folder, on any file system that Spark or fsspec reaches, for a file of each fit's events; not set "
-           "writes none"),
-    Option("trace_path", PATH, None, ROWS,
-           help="a folder, on any file system that Spark or fsspec reaches, for a trace of each fit that Perfetto "
-           "opens; not set makes none"),
-    Option("cache_preprocessing", SWITCH, True, ROWS,
-           help="whether preprocessing runs once and its result is kept, or again in every epoch"),
+           help="a folder, on any file system that Spark or fsspec reaches, for a file of each fit's events, and with "
+           "spark.elephant.trace its trace; not set writes none"),
     Option("augmentation", FUNCTION, None, ROWS,
            help="a function from a batch and a random generator to a batch, for every training batch of every epoch"),
     Option("mode", _MODE, "synchronous", FIT,
@@ -239,9 +235,6 @@ OPTIONS = (
     Option("compression", TEXT, None, FIT,
            help="how gradients are encoded where they cross hosts: 'bfloat16', 'float16', 'int8', 'topk', 'powersgd'; "
            "not set sends them as they are"),
-    Option("bucket_bytes", _BYTES, None, FIT, ranks_only="no allreduce to bundle gradients for",
-           help="bytes of gradients that travel together while the next are computed; not set chooses, 0 makes one "
-           "bucket"),
     Option("sync_batch_norm", SWITCH, False, FIT, ranks_only="no step in which all workers' rows meet",
            help="whether batch normalization uses the statistics of all workers' rows"),
     Option("allow_batch_coupled_loss", SWITCH, False, FIT, ranks_only="no loss of several workers' rows",
@@ -256,8 +249,6 @@ OPTIONS = (
            help="True demands GPUs, False hides them, 'auto' takes those that there are"),
     Option("gpus_per_worker", _COUNT, 1, FIT,
            help="GPUs of each worker (>= 1), each of which is one rank; the worker's rows and batches are divided"),
-    Option("gpu_resource", TEXT, "gpu", FIT,
-           help="what Spark calls GPUs, as in spark.executor.resource.NAME.amount"),
     Option("gpu_transport", one_of("auto", "host", "nccl"), "auto", FIT, ranks_only="no allreduce to run on GPUs",
            help="how GPUs reduce gradients: 'host', or on PyTorch and JAX 'nccl'; 'auto' takes nccl on PyTorch where "
            "all workers share a host"),
@@ -271,17 +262,13 @@ OPTIONS = (
            help="whether to go on from the last checkpoint in checkpointPath, where there is one"),
     Option("max_restarts", integer(0), 0, FIT,
            help="how often a fit that lost a worker is started again, from its last checkpoint (>= 0)"),
-    Option("warm_workers", _COUNT_OR_AUTO, "auto", FIT,
-           help="processes that have imported Keras and wait on each executor for the next fit, at most; 0 for none; "
-           "'auto' is what spark.elephant.warmWorkers says, or else 2"),
     Option("timeouts", _TIMEOUTS, None, FIT,
            help="how long waits may last: elephant.config.Timeouts, or seconds by its names; not set: its defaults"),
     Option("verbose", _VERBOSITY, 1, FIT,
            help="0 silent, 1 or 'auto' plan, a live line of progress and a table of epochs, 2 without the live line"),
-    Option("algorithm", one_of(*ALGORITHMS), "downpour", SERVERS,
-           help=f"asynchronous modes: what workers push: {_listed([*ALGORITHMS], 'or')}"),
-    Option("elasticity", _INSIDE, None, SERVERS,
-           help=f"asynchronous modes: moving rate of {_listed(_ELASTIC, 'and')}, in (0, 1); not set means "
+    Option("algorithm", _ALGORITHM, "downpour", SERVERS,
+           help=f"asynchronous modes: what workers push: {_listed([*ALGORITHMS], 'or')}; "
+           f"{_listed(_ELASTIC, 'and')} may name their moving rate, as in '{_ELASTIC[0]}:0.3', which is else "
            "0.9 / numWorkers"),
     Option("max_staleness", integer(0), None, SERVERS,
            help="asynchronous modes: steps that a worker may be ahead of the slowest live one (>= 0); not set means "
@@ -297,13 +284,50 @@ OPTIONS = (
     Option("snapshot_seconds", _SECONDS, 30.0, SERVERS,
            help="asynchronous modes: seconds between two snapshots, from which a lost server comes back; 0 makes none "
            "by time"),
-    Option("snapshot_updates", _NOT_NEGATIVE, 0, SERVERS,
-           help="asynchronous modes: updates between two snapshots; 0 makes none by count"),
-    Option("max_refused_updates", _NOT_NEGATIVE, 100, SERVERS,
-           help="asynchronous modes: updates with NaN or infinity that are refused before the fit is given up"),
 )
 # fmt: on
 OPTION = {option.name: option for option in OPTIONS}
+
+# Options that there are no more, and what to do instead. Names in braces are shown as the user writes options.
+REMOVED = {
+    "input_cols": "{features_col} takes the columns of several inputs, by the name of the input or as a list in their "
+    "order.",
+    "label_cols": "{label_col} takes the columns of several outputs, by the name of the output or as a list in their "
+    "order.",
+    "snapshot_updates": "{snapshot_seconds} says how often a server makes a snapshot.",
+    "max_refused_updates": "A fit is given up after 100 updates with NaN or infinity: leave it out.",
+    "bucket_bytes": "The network is measured and the length chosen: leave it out. The variable ELEPHANT_BUCKET_BYTES "
+    "of the driver's environment sets it, and 0 makes one bucket.",
+    "gpu_resource": "What Spark calls GPUs is a setting of the cluster: spark.elephant.gpuResource.",
+    "cache_preprocessing": "{preprocessing} runs in every epoch where it takes a random generator, and once where it "
+    "takes none: leave it out, or draw in {augmentation}.",
+    "warm_workers": "How many processes wait for the next fit is a setting of the cluster: spark.elephant.warmWorkers.",
+    "trace_path": "The trace of a fit lies beside its events: set {events_path}, and spark.elephant.trace=true.",
+    "elasticity": "{algorithm} has it behind a colon, such as 'aeasgd:0.3'.",
+}
+
+
+def key_of(name: str) -> str:
+    """Returns a name as job files have it.
+
+    >>> key_of("syncBatchNorm"), key_of("sync_batch_norm")
+    ('sync-batch-norm', 'sync-batch-norm')
+    """
+    return re.sub(r"([A-Z])", r"-\1", name).lower().replace("_", "-")
+
+
+def remedy_for(name: str) -> str:
+    """Returns what to do instead of an option that there is no more; empty for all other names.
+
+    >>> remedy_for("inputCols")[:40], remedy_for("input-cols")[:40], remedy_for("epochs")
+    (' featuresCol takes the columns of severa', ' features-col takes the columns of sever', '')
+    """
+    snake = key_of(name.lstrip("-")).replace("-", "_")
+    if snake not in REMOVED:
+        return ""
+    in_words = {option.name: key_of(option.name) if "-" in name else option.name for option in OPTIONS}
+    in_params = {option.name: option.param for option in OPTIONS}
+    return " " + REMOVED[snake].format_map(in_words if {"-", "_"} & set(name) else in_params)
 
 
 def options_of(*scopes: Scope) -> tuple[Option, ...]:
@@ -328,20 +352,6 @@ class Pair:
     message: Callable[[Any], str]
 
 
-def _either(one: str, several: str) -> Pair:
-    """Returns the rule that columns are named in one of two ways; a default is what nobody has asked for."""
-    first, second = OPTION[one], OPTION[several]
-    return Pair(
-        several,
-        second.scope,
-        lambda given: getattr(given, several) is None or getattr(given, one) in (None, first.default),
-        lambda given: (
-            f"{first.param} not to be set, which names the one column. Received: "
-            f"{first.param}={getattr(given, one)!r} beside {second.param}={getattr(given, several)!r}."
-        ),
-    )
-
-
 def _excludes_nccl(name: str, holds: Callable[[Any], bool], expected: str) -> Pair:
     """Returns the rule that NCCL goes with some values alone of another option."""
     return Pair(
@@ -361,10 +371,7 @@ _NCCL_PAIRS = (
     _excludes_nccl("use_gpu", lambda use_gpu: use_gpu is not False, "use_gpu=True or 'auto'"),
 )
 
-# Of each of these, one names columns in the place of the other.
-COLUMN_CHOICES = (("features_col", "input_cols"), ("label_col", "label_cols"))
 PAIRS = (
-    *(_either(one, several) for one, several in COLUMN_CHOICES),
     *_NCCL_PAIRS,
     Pair(
         "validation_fraction",
@@ -373,16 +380,6 @@ PAIRS = (
         lambda given: (
             "0 because validationIndicatorCol already chooses the validation rows. "
             f"Received: {given.validation_fraction!r}."
-        ),
-    ),
-    Pair(
-        "elasticity",
-        SERVERS,
-        lambda given: given.elasticity is None or given.is_elastic,
-        lambda given: (
-            f"algorithm={_listed(_ELASTIC, 'or')}, whose workers are drawn to the servers' weights. Received: "
-            f"elasticity={given.elasticity!r} with algorithm={given.algorithm!r}. Leave elasticity out, or change the "
-            "algorithm."
         ),
     ),
     Pair(
@@ -465,5 +462,5 @@ def refuse_unknown(
     """
     for name in given:
         if name not in known:
-            hint = (explained or {}).get(name) or did_you_mean(name, known)
+            hint = (explained or {}).get(name) or remedy_for(name) or did_you_mean(name, known)
             raise UnknownOptionError(f"{caller} has no {noun} {name!r}.{hint} Known: {', '.join(known)}.")

@@ -8,7 +8,7 @@ import pytest
 
 from elephant.config import AsynchronousOptions, FitConfig
 from elephant.errors import ConfigurationError
-from elephant.options import OPTION, OPTIONS, PAIRS, Scope, options_of, refuse_unknown
+from elephant.options import OPTION, OPTIONS, PAIRS, REMOVED, Scope, key_of, options_of, refuse_unknown, remedy_for
 
 # Values of which the estimator takes more forms than the fit.
 WIDER = ("checkpoint_path", "timeouts")
@@ -61,10 +61,8 @@ def test_table_when_read_then_each_name_is_there_once_and_defaults_may_be_had():
 def test_option_when_a_value_is_refused_then_the_error_has_the_name_that_the_user_knows():
     with pytest.raises(ConfigurationError, match=r"^useGpu: expected True, False or 'auto'\. Received: 1\.$"):
         OPTION["use_gpu"].value_of(1, OPTION["use_gpu"].param)
-    with pytest.raises(
-        ConfigurationError, match=r"^warm_workers: expected 'auto' or an integer of at least 0\. .*True"
-    ):
-        OPTION["warm_workers"].value_of(True)
+    with pytest.raises(ConfigurationError, match=r"^verbose: expected 0, 1, 2 or 'auto'\. .*True"):
+        OPTION["verbose"].value_of(True)
 
 
 def test_arguments_when_unknown_then_the_error_has_the_nearest_or_says_what_became_of_it():
@@ -75,3 +73,36 @@ def test_arguments_when_unknown_then_the_error_has_the_nearest_or_says_what_beca
     explained = {"elephas_optimizer": " The servers apply their own: leave it out."}
     with pytest.raises(TypeError, match=r"'elephas_optimizer'\. The servers apply .*: leave it out\. Known: epochs\.$"):
         refuse_unknown("fit", {"elephas_optimizer": 2}, ["epochs"], explained=explained)
+
+
+MOST_ARGUMENTS = 49
+
+
+def test_estimator_when_its_arguments_are_counted_then_are_no_more_than_before():
+    from elephant import KerasEstimator
+
+    assert len(inspect.signature(KerasEstimator).parameters.keys() - {"unknown"}) <= MOST_ARGUMENTS
+
+
+def test_options_when_there_are_none_of_the_name_any_more_then_each_error_says_what_to_do_instead():
+    assert not set(REMOVED) & set(OPTION)
+    for name in REMOVED:
+        words = name.split("_")
+        param = words[0] + "".join(word.title() for word in words[1:])
+        remedies = {remedy_for(given) for given in (name, param, f"--{key_of(name)}", key_of(name))}
+        assert all(remedy.endswith(".") and "{" not in remedy for remedy in remedies)
+        for caller, given in (("SparkModel", name), ("KerasEstimator", param)):
+            with pytest.raises(TypeError, match=f"{caller} has no argument '{given}'. .+ Known: epochs"):
+                refuse_unknown(caller, {given: 1}, ["epochs"])
+    assert remedy_for("labelCols").startswith(" labelCol takes") and "features-col" in remedy_for("input-cols")
+
+
+def test_estimator_when_given_what_is_no_option_any_more_then_says_what_to_do_instead():
+    from elephant import KerasEstimator, KerasModel
+
+    with pytest.raises(TypeError, match="no param 'labelCols'. labelCol takes the columns of several outputs"):
+        KerasEstimator(model=None, labelCols=["a", "b"])
+    with pytest.raises(AttributeError, match="no attribute 'setInputCols'. featuresCol takes the columns of several"):
+        KerasModel.__new__(KerasModel).setInputCols(["a"])
+    with pytest.raises(AttributeError, match="'tracePath'. The trace of a fit lies beside its events: set eventsPath"):
+        KerasEstimator.__new__(KerasEstimator).tracePath  # noqa: B018

@@ -43,7 +43,7 @@ _RUN_S, _FIRST_STEPS, _MOST_GROWTH = 60.0, 5, 200
 _LEFT_OUT = {
     "output", "saveMode", "numWorkers", "epochs", "stepsPerEpoch", "checkpointPath", "checkpointEpochs", "resume",
     "maxRestarts", "validationFraction", "validationIndicatorCol", "callbacks", "driverCallbacks", "eventsPath",
-    "tracePath", "verbose",
+    "verbose",
 }  # fmt: skip
 _WIDTH = 140
 

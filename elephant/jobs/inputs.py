@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from elephant.errors import ConfigurationError, DataError, did_you_mean, first_line
-from elephant.jobs.settings import ALTERNATIVES, PARAMS, SETTINGS, key_of
+from elephant.jobs.settings import ALTERNATIVES, PARAMS, SETTINGS
 from elephant.kinds import CALLBACKS, MODEL_FILE, is_reference
+from elephant.options import key_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from elephant.kinds import (
@@ -16,7 +15,7 @@ from elephant.kinds import (
     Kind,
     one_of,
 )
-from elephant.options import COLUMN_CHOICES, INPUT, LABEL, OPTION, OPTIONS, Option
+from elephant.options import INPUT, LABEL, OPTIONS, Option, key_of
 
 TRAIN, EVALUATE, PREDICT, RESUME = "train", "evaluate", "predict", "resume"
 _FIT = (TRAIN, RESUME)
@@ -27,7 +26,6 @@ SAVE_MODES = ("errorifexists", "overwrite", "ignore")
 ALTERNATIVES = (
     ("data", "table"),
     ("output", "outputTable"),
-    *((OPTION[one].param, OPTION[several].param) for one, several in COLUMN_CHOICES),
     ("validationFraction", "validationIndicatorCol"),
 )
 
@@ -45,15 +43,6 @@ class Setting:
     def key(self) -> str:
         """Its name in a job file, and, behind two dashes, on a command line: ``num-workers``."""
         return key_of(self.name)
-
-
-def key_of(name: str) -> str:
-    """Returns the key of a name.
-
-    >>> key_of("syncBatchNorm")
-    'sync-batch-norm'
-    """
-    return re.sub(r"([A-Z])", r"-\1", name).lower()
 
 
 _JOBS_OF_SCOPES = {INPUT: _MODEL, LABEL: _LABELLED}

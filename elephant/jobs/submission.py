@@ -27,7 +27,8 @@ from elephant.errors import (
     first_paragraph,
 )
 from elephant.jobs.inputs import require_code
-from elephant.jobs.settings import ALTERNATIVES, Setting, key_of, settings_of
+from elephant.jobs.settings import ALTERNATIVES, Setting, settings_of
+from elephant.options import key_of, remedy_for
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -251,8 +252,8 @@ def _value(setting: Setting, value: Any, place: str) -> Any:
 
 def unknown(key: str, known: Sequence[str], place: str) -> str:
     """Returns the error text for a key that a job does not know, with the one that comes nearest."""
-    wanted = key_of(key.lstrip("-")).replace("_", "-")
-    hint = did_you_mean(wanted, known) or f" Known: {', '.join(sorted(known))}."
+    wanted = key_of(key.lstrip("-"))
+    hint = remedy_for(f"--{wanted}") or did_you_mean(wanted, known) or f" Known: {', '.join(sorted(known))}."
     return f"{key}: expected the name of a setting. Received: an unknown one in {place}.{hint}"
 
 

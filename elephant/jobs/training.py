@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, cast
 from elephant.errors import CheckpointError, ConfigurationError, DataError, UnsupportedError
 from elephant.jobs.inputs import estimator_of, read_rows
 from elephant.jobs.output import Output
-from elephant.jobs.settings import RESUME, TRAIN, key_of, settings_of
+from elephant.jobs.settings import RESUME, TRAIN, settings_of
 from elephant.jobs.submission import JobKind, layered, read_saved_settings, require_one, saved_settings
 from elephant.kinds import is_reference
+from elephant.options import key_of
 from elephant.spark.hadoop_files import checkpoint_folder
 
 if TYPE_CHECKING:

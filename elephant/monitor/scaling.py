@@ -128,7 +128,7 @@ def advice(runs: Sequence[ScalingRun], options: Mapping[str, Any]) -> list[str]:
     if last.shares["input_s"] > _MUCH_INPUT:
         texts.append(
             f"Steps wait for their rows {last.shares['input_s']:.0%} of the time. Let preprocessing run once "
-            "(cachePreprocessing), do less in augmentation, or hold the rows (cache='memory')."
+            "(without a generator), do less in augmentation, or hold the rows (cache='memory')."
         )
     noisy = max(measured, key=lambda run: run.spread)
     if noisy.spread > _SPREAD:
@@ -184,8 +184,6 @@ def _advice_on_exchange(run: ScalingRun, options: Mapping[str, Any]) -> list[str
     if by_step and options.get("mode", "synchronous") != "synchronous":
         if not options.get("backgroundExchange"):
             texts.append("backgroundExchange=True computes the next step while an exchange goes on.")
-    elif by_step and options.get("bucketBytes") == 0:
-        texts.append("Leave bucketBytes unset: with 0, gradients travel when all are computed, and none before.")
     if by_step and run.hosts > 1 and not options.get("compression"):
         rate = run.bytes_per_step / (run.step_s * share)
         texts.append(

@@ -306,7 +306,7 @@ def _advice_of_times(summary: FitSummary) -> list[str]:
          "Exchanging takes {part:.0%} of the time. A larger batchSize or frequency=k exchanges less often; between "
          "hosts, compression='bfloat16' sends half as much."),
         ("input_s", _MUCH_INPUT,
-         "Steps wait for their rows {part:.0%} of the time. Let preprocessing run once (cachePreprocessing), do less "
+         "Steps wait for their rows {part:.0%} of the time. Let preprocessing run once (without a generator), do less "
          "in augmentation, or hold the rows (cache='memory')."),
     ):  # fmt: skip
         part = sum(own[name] for own in ranks) / total_s

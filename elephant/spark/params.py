@@ -29,6 +29,7 @@ from elephant.options import (
     Scope,
     check_pairs,
     options_of,
+    remedy_for,
 )
 from elephant.parameter_server.protocol import check_encoding
 from elephant.rank.callbacks import check_callbacks
@@ -115,6 +116,12 @@ class ModelParams(Params):
     if TYPE_CHECKING:
         # Params, getters and setters, which are made when the class is.
         def __getattr__(self, name: str) -> Any: ...
+    else:
+
+        def __getattr__(self, name: str) -> Any:
+            # Of a param that there is no more, or of its getter or setter.
+            param = name[3:4].lower() + name[4:] if name[:3] in ("get", "set") else name
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}.{remedy_for(param)}")
 
     def __init__(self) -> None:
         super().__init__()
@@ -163,28 +170,25 @@ def _as_text(value: Any) -> str:
 
 
 def input_choice(stage: Params) -> ColumnSelection:
-    """Returns the columns of the model's inputs; raises ConfigurationError when two params choose them."""
-    given = values_of(stage, INPUT)
-    check_pairs(given, INPUT)
-    return ColumnSelection(features=given.features_col, inputs=given.input_cols)
+    """Returns the columns of the model's inputs."""
+    return ColumnSelection(features=values_of(stage, INPUT).features_col)
 
 
 def labelled_choice(stage: Params) -> ColumnSelection:
-    """Returns the columns of inputs, labels and weights; raises as `input_choice`."""
+    """Returns the columns of inputs, labels and weights."""
     given = values_of(stage, LABEL)
-    check_pairs(given, LABEL)
-    return replace(input_choice(stage), label=given.label_col, labels=given.label_cols, weight=given.weight_col)
+    return replace(input_choice(stage), label=given.label_col, weight=given.weight_col)
 
 
 def column_choice(stage: Params) -> ColumnSelection:
-    """Returns the columns that are used to train; raises as `input_choice`."""
+    """Returns the columns that are used to train."""
     return replace(labelled_choice(stage), validation=values_of(stage, ROWS).validation_indicator_col)
 
 
 def batch_functions(stage: Params) -> BatchFunctions:
     """Returns the user's functions on batches."""
     given = values_of(stage, INPUT, ROWS)
-    return BatchFunctions(preprocess=given.preprocessing, cached=given.cache_preprocessing, augment=given.augmentation)
+    return BatchFunctions(preprocess=given.preprocessing, augment=given.augmentation)
 
 
 def fit_config(stage: Params) -> FitConfig:

@@ -295,7 +295,7 @@ def test_plan_with_gpus_demanded_that_spark_does_not_schedule_says_so():
     assert made.notes[0].startswith("spark.executor.resource.gpu.amount is not set")
     assert plan(settings("spark://host:7077"), ResourceRequest()).notes == ()
     of_others = settings("spark://host:7077", **{"spark.executor.resource.GPU.amount": "1"})
-    assert plan(of_others, ResourceRequest(use_gpu=True)).notes[0].endswith("set gpuResource to GPU")
+    assert plan(of_others, ResourceRequest(use_gpu=True)).notes[0].endswith("set spark.elephant.gpuResource to GPU")
 
 
 @pytest.mark.parametrize("name", [HELD, ASKED, "spark.task.cpus", "spark.executor.cores"])

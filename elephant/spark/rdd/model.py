@@ -114,8 +114,8 @@ def chosen_workers(
         note: Told what was chosen in place of what.
     """
     asked = config.changed(num_workers=wanted or max(num_partitions, 1))
-    settings = scheduling_settings(session, config.gpu_resource)
-    profile = plan(settings, ResourceRequest.of_fit(asked)).profile
+    request = ResourceRequest.of_fit(asked).named_in(session)
+    profile = plan(scheduling_settings(session, request.gpu_resource), request).profile
     servers = config.asynchronous.parameter_servers if config.asynchronous.server_placement == "executors" else 0
     servers = 0 if config.is_synchronous else servers
     if wanted is None:
@@ -160,12 +160,11 @@ class SparkModel:
         custom_objects: Custom layers, losses, metrics and functions by name.
         port: The parameter server's port; None takes a free one. Synchronous fits have no server.
         options: Those of `elephant.KerasEstimator` in snake case: ``learning_rate``, ``scale_learning_rate``,
-            ``compression``, ``bucket_bytes``, ``sync_batch_norm``, ``allow_batch_coupled_loss``, ``seed``, ``shuffle``,
+            ``compression``, ``sync_batch_norm``, ``allow_batch_coupled_loss``, ``seed``, ``shuffle``,
             ``class_weight``, ``cache``, ``steps_per_epoch``, ``bucket_by_length``, ``augmentation``, ``algorithm``,
-            ``elasticity``, ``max_staleness``, ``background_exchange``, ``parameter_servers``, ``server_placement``,
-            ``snapshot_seconds``, ``snapshot_updates``, ``max_refused_updates``, ``use_gpu``, ``gpus_per_worker``,
-            ``gpu_resource``, ``gpu_transport``, ``mixed_precision``, ``checkpoint_path``, ``checkpoint_epochs``,
-            ``resume``, ``max_restarts``, ``warm_workers``, ``timeouts``.
+            ``max_staleness``, ``background_exchange``, ``parameter_servers``, ``server_placement``,
+            ``snapshot_seconds``, ``use_gpu``, ``gpus_per_worker``, ``gpu_transport``, ``mixed_precision``,
+            ``checkpoint_path``, ``checkpoint_epochs``, ``resume``, ``max_restarts``, ``timeouts``.
 
     Attributes:
         training_histories: What each call of ``fit`` has seen: one number per epoch by metric.
