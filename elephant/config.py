@@ -67,7 +67,7 @@ class AsynchronousOptions(_OptionsOfServers):
 
     @property
     def elasticity(self) -> float | None:
-        """How far workers and servers move towards each other; None where ``algorithm`` does not say."""
+        """Share of the way that workers and servers move towards each other; None where ``algorithm`` does not say."""
         return parts_of(self.algorithm)[1]
 
 

@@ -317,7 +317,7 @@ def key_of(name: str) -> str:
 
 
 def remedy_for(name: str) -> str:
-    """Returns what to do instead of an option that there is no more; empty for all other names.
+    """Returns the remedy for an option that there is no more: what to do instead. Empty for all other names.
 
     >>> remedy_for("inputCols")[:40], remedy_for("input-cols")[:40], remedy_for("epochs")
     (' featuresCol takes the columns of severa', ' features-col takes the columns of sever', '')

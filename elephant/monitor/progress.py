@@ -218,7 +218,7 @@ class Progress:
         self._write("\n".join(_table(rows)))
         warm = sum(event.warm for event in self._started.values())
         if warm:
-            self._write(f"{warm} of {len(self._started)} processes were forked from waiting ones (warmWorkers)")
+            self._write(f"{warm} of {len(self._started)} processes were forked from waiting ones")
         self._epoch_began = time.monotonic()
 
     def _show_step(self, event: StepEnded) -> None:
