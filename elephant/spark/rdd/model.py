@@ -159,12 +159,9 @@ class SparkModel:
         batch_size: Records per worker and step, unless ``fit`` says otherwise.
         custom_objects: Custom layers, losses, metrics and functions by name.
         port: The parameter server's port; None takes a free one. Synchronous fits have no server.
-        options: Those of `elephant.KerasEstimator` in snake case: ``learning_rate``, ``scale_learning_rate``,
-            ``compression``, ``sync_batch_norm``, ``allow_batch_coupled_loss``, ``seed``, ``shuffle``,
-            ``class_weight``, ``cache``, ``steps_per_epoch``, ``bucket_by_length``, ``augmentation``, ``algorithm``,
-            ``max_staleness``, ``background_exchange``, ``parameter_servers``, ``server_placement``,
-            ``snapshot_seconds``, ``use_gpu``, ``gpus_per_worker``, ``gpu_transport``, ``mixed_precision``,
-            ``checkpoint_path``, ``checkpoint_epochs``, ``resume``, ``max_restarts``, ``timeouts``.
+        options: Those of `elephant.KerasEstimator` that concern the fit, in snake case, such as ``learning_rate``,
+            ``class_weight`` and ``checkpoint_path``. `elephant.spark.rdd.model.OPTIONS` has their names, and an unknown
+            one is an error that lists them.
 
     Attributes:
         training_histories: What each call of ``fit`` has seen: one number per epoch by metric.
