@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from elephant.errors import ConfigurationError, DataError, did_you_mean, first_line
-from elephant.jobs.settings import ALTERNATIVES, PARAMS, SETTINGS
+from elephant.jobs.settings import PARAMS, SETTINGS
 from elephant.kinds import CALLBACKS, MODEL_FILE, is_reference
 from elephant.options import key_of
 
@@ -185,11 +185,8 @@ def fitted_model(settings: Mapping[str, Any]) -> KerasModel:
     given = _trainable(settings)
     model = given if isinstance(given, elephant.KerasModel) else _wrapped(given, settings)
     params = params_of(settings)
-    # Of params that choose the same, the one that is set takes the place of the other.
-    for names in ALTERNATIVES:
-        if any(name in params for name in names):
-            for name in names:
-                model.clear(model.getParam(name))
+    for name in (name for name, value in params.items() if value is None):
+        model.clear(model.getParam(name))
     model._set(**{name: value for name, value in params.items() if value is not None})
     return model
 

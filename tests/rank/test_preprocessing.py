@@ -318,20 +318,32 @@ def test_weights_when_ranks_preprocess_then_equal_one_process_on_what_it_makes(r
     assert recordings[0].epochs[-1]["val_mae"] == pytest.approx(mae, rel=1e-5)
 
 
-def test_weights_when_ranks_augment_then_equal_one_process_on_the_same_draws(rank_pool):
+def shaken(batch, rng):
+    return {"x": batch["x"] * rng.uniform(0.5, 1.5, size=(len(batch["x"]), 1))}
+
+
+def powers_shaken(batch, rng):
+    return {**powers(batch), **shaken(powers(batch), rng)}
+
+
+@pytest.mark.parametrize(
+    ("functions", "purpose"),
+    [({"augment": shaken}, AUGMENT), ({"preprocess": powers_shaken}, PREPARE)],
+    ids=["augmentation", "preprocessing"],
+)
+def test_weights_when_ranks_draw_for_their_batches_then_equal_one_process_on_the_same_draws(
+    rank_pool, functions, purpose
+):
     sizes = (9, 5)
     parts = split(processed(raw_columns(sum(sizes))), sizes)
 
-    def shaken(batch, rng):
-        return {"x": batch["x"] * rng.uniform(0.5, 1.5, size=(len(batch["x"]), 1))}
-
     def augmented(part, rank, epoch, step):
         rows = {name: values[step * 4 : (step + 1) * 4] for name, values in part.items()}
-        rng = generator(AUGMENT, 3, rank, epoch, step)
+        rng = generator(purpose, 3, rank, epoch, step)
         factors = rng.uniform(0.5, 1.5, size=(len(rows["features"]), 1))
         return {**rows, "features": (rows["features"] * factors).astype("float32")}
 
-    job = job_of(augment=shaken, epochs=2, batch_size=4, shuffle=False, seed=3)
+    job = job_of(**functions, epochs=2, batch_size=4, shuffle=False, seed=3)
     recordings = rank_pool.fit(job, split(raw_columns(sum(sizes)), sizes))
     batches = []
     for epoch in range(2):
