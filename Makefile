@@ -62,6 +62,10 @@ docs: venv ## build the documentation site into site/ (open site/index.html)
 bench: venv ## compare with the native way, and write benchmarks/results and the README's chart (BENCH_ARGS="--torch FOLDER")
 	@"$$VENV/bin/python" benchmarks/results.py $(BENCH_ARGS)
 
+.PHONY: gpu-check
+gpu-check: venv ## try this machine's GPUs with real ranks, without Spark (GPU_CHECK_ARGS="--backend torch")
+	@"$$VENV/bin/python" benchmarks/gpu_check.py $(GPU_CHECK_ARGS)
+
 .PHONY: mutate
 mutate: venv ## plant small faults, one at a time, and see that tests find them (MUTATE_ARGS="--only ring")
 	@"$$VENV/bin/python" tests/mutations/run.py $(MUTATE_ARGS)

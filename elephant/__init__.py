@@ -63,8 +63,7 @@ _HOME = {
     "predict_udf": "elephant.spark.udf",
     "run": "elephant.driver.run",
 }
-# What brings a package that is not always installed: extras of elephant-spark.
-_EXTRAS = {"pyspark": "spark", "py4j": "spark", "tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}
+_OF_SPARK = ("pyspark", "py4j")
 
 
 def __getattr__(name: str) -> Any:
@@ -77,11 +76,12 @@ def __getattr__(name: str) -> Any:
             return found
         except ModuleNotFoundError as error:
             missing = str(error.name).split(".")[0]
-            if missing not in _EXTRAS:
+            extra = "spark" if missing in _OF_SPARK else missing
+            if extra == missing and missing not in importlib.import_module("elephant.backends").BACKENDS:
                 raise
             raise ModuleNotFoundError(
                 f"elephant.{name}: expected {missing} to be installed. Received: {error}. Run pip install "
-                f"'elephant-spark[{_EXTRAS[missing]}]', or pip install 'elephant-spark[local]', which brings Spark, "
+                f"'elephant-spark[{extra}]', or pip install 'elephant-spark[local]', which brings Spark, "
                 "TensorFlow and a Java runtime.",
                 name=error.name,
             ) from None

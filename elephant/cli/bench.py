@@ -21,7 +21,7 @@ from elephant.config import Timeouts
 from elephant.errors import ClusterError, ConfigurationError, short_text
 from elephant.jobs.inputs import estimator_of, read_rows, require_code
 from elephant.jobs.settings import TRAIN, Setting, settings_of
-from elephant.jobs.submission import QUIET, json_line, line_of, read_settings, require_one
+from elephant.jobs.submission import json_line, leave_out_warnings, line_of, read_settings, require_one
 from elephant.kinds import SPARK_OPTIONS, SWITCH, TEXT, Kind, integer
 from elephant.options import OPTION
 
@@ -75,8 +75,7 @@ def bench(words: Sequence[str]) -> int:
     Raises:
         SystemExit: ``--help`` was asked for, and has been printed.
     """
-    for name, value in QUIET.items():
-        os.environ.setdefault(name, value)
+    leave_out_warnings()
     # As `python -m` has it: the model's module is looked for where the user is.
     sys.path += [folder for folder in (os.getcwd(),) if folder not in sys.path]
     try:
@@ -203,9 +202,10 @@ def _empty(settings: Mapping[str, Any], workers: int, *, error: str = "") -> Sca
 
 
 def _report(runs: Sequence[ScalingRun], settings: Mapping[str, Any]) -> int:
-    from elephant.monitor.scaling import advice, as_json, page
+    from elephant.monitor.advice import advice_on_runs
+    from elephant.monitor.scaling import as_json, page
 
-    texts = advice(runs, settings)
+    texts = advice_on_runs(runs, settings)
     facts = {
         "elephant": __version__,
         "cluster": _cluster_of(settings),

@@ -76,7 +76,7 @@ def train_ranks(
     result = coordinator.result()
     if epochs is None:
         return result
-    return replace(result, variables=epochs.end(result.variables, result.rows, coordinator.state.epochs))
+    return replace(result, variables=epochs.end(result.variables, result.rows, coordinator.record.epochs))
 
 
 def call_ranks(rows: RowSource, spec: TaskSpec, progress: Progress) -> list[bytes]:
@@ -274,7 +274,7 @@ class AsynchronousFit:
         }
         if model.pushes_every_step and not epochs.stopped:
             require_all_steps(
-                coordinator.state,
+                coordinator.record,
                 statistics["positions"],
                 epochs=config.epochs,
                 batch_size=config.rank_batch_size,
@@ -284,7 +284,7 @@ class AsynchronousFit:
         epochs.end()
         return FitResult(
             variables=model.variables(), rows=model.rows, history=history, statistics=statistics,
-            plan=coordinator.plan, rank_epochs=coordinator.rank_epochs,
+            plan=coordinator.record.plan,
         )  # fmt: skip
 
 

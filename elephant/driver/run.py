@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from elephant.backends import VARIABLE
 from elephant.cluster.gpu_plan import ResourcePlan, ResourceRequest
 from elephant.cluster.session import environment
 from elephant.collective import api
@@ -276,7 +277,7 @@ def _session(num_workers: int) -> SparkSession:
 def _keras_backend() -> str | None:
     """Returns the backend of the driver's Keras, or None when Keras is not in use here and nothing names one."""
     keras = sys.modules.get("keras")
-    return os.environ.get("KERAS_BACKEND") if keras is None else str(keras.config.backend())
+    return os.environ.get(VARIABLE) if keras is None else str(keras.config.backend())
 
 
 def pickler() -> Callable[[Any], bytes]:

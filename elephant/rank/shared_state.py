@@ -18,6 +18,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from elephant.backends import BACKENDS
 from elephant.collective.communicator import Communicator
 from elephant.modeling.model_spec import ModelSpec, given_model
 from elephant.rank.callbacks import BATCH_EVENTS, listens
@@ -42,12 +43,7 @@ class _Binding:
 
 def is_variable(thing: object) -> bool:
     """Returns whether something is a variable of Keras or of its backend."""
-    if isinstance(thing, keras.Variable):
-        return True
-    kinds = (("tensorflow", "Variable"), ("torch", "Tensor"))
-    return any(
-        package in sys.modules and isinstance(thing, getattr(sys.modules[package], name)) for package, name in kinds
-    )
+    return isinstance(thing, keras.Variable) or any(backend.is_variable(thing) for backend in BACKENDS.values())
 
 
 def reached_from(roots: Iterable[Any], *, closed: tuple[type, ...] = ()) -> dict[Hashable, Any]:
@@ -249,11 +245,10 @@ def read(variable: Any) -> np.ndarray:
 
 def assign(variable: Any, value: np.ndarray) -> None:
     """Gives a variable of Keras or of its backend a value."""
-    if hasattr(variable, "assign"):
+    if isinstance(variable, keras.Variable):
         variable.assign(value)
     else:
-        # A tensor of PyTorch.
-        variable.data.copy_(sys.modules["torch"].as_tensor(value))
+        next(backend for backend in BACKENDS.values() if backend.is_variable(variable)).assign(variable, value)
 
 
 class OutsideVariables(keras.callbacks.Callback):

@@ -285,18 +285,16 @@ class Recovery:
         return True
 
 
-def description_of(config: FitConfig, params: Mapping[str, Any] | None = None, *, fold: str = "") -> str:
+def description_of(config: FitConfig, params: Mapping[str, Any] | None = None) -> str:
     """Returns the name of a fit's jobs on Spark's pages.
 
     Args:
         params: Params that are this fit's own, by name; those of a grid, say.
-        fold: Which part of the rows it is of; empty for all of them.
 
-    >>> description_of(FitConfig(num_workers=4, epochs=9), {"epochs": 9, "seed": 7, "callbacks": []}, fold="fold 1")
-    'elephant fit: 4 workers, 9 epochs, synchronous, fold 1, seed=7, callbacks'
+    >>> description_of(FitConfig(num_workers=4, epochs=9), {"epochs": 9, "seed": 7, "callbacks": []})
+    'elephant fit: 4 workers, 9 epochs, synchronous, seed=7, callbacks'
     """
     parts = [counted(config.num_workers, "worker"), counted(config.epochs, "epoch"), config.mode]
-    parts += [fold] if fold else []
     for name, value in (params or {}).items():
         if name not in ("numWorkers", "epochs", "mode"):
             # What is no number or word may be of any length.

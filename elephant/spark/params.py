@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import keras
 from pyspark.ml.param import Param, Params
 
-from elephant.backends import current
+from elephant.backends import BACKENDS, current
 from elephant.compression import check_compression
 from elephant.config import FitConfig
 from elephant.driver.driver_callbacks import check_asynchronous_callbacks
@@ -259,8 +259,9 @@ def check_fit(
 def check_transport(transport: str) -> None:
     """Raises UnsupportedError where gradients are to be reduced on GPUs by a backend that elephant has no way for."""
     backend = current()
-    if transport == "nccl" and not backend.has_nccl:
+    able = [name for name, other in BACKENDS.items() if other.has_nccl]
+    if transport == "nccl" and backend.name not in able:
         raise UnsupportedError(
             f"gpuTransport: expected 'auto' or 'host' with the Keras backend {backend.name!r}, whose gradients go "
-            "through the host. Received: 'nccl'. Pass 'host', or set KERAS_BACKEND to jax or torch."
+            "through the host. Received: 'nccl'. Pass 'host', or set KERAS_BACKEND to {' or '.join(able)}."
         )

@@ -1008,8 +1008,8 @@ FAULTS = (
     Fault(
         name="echo-blamed",
         file="elephant/driver/coordinator_policy.py",
-        old="return next((failure for failure in state.failures if not failure.is_echo), None)",
-        new="return next(iter(state.failures), None)  # Not the cause.",
+        old="return next((failure for failure in record.failures if not failure.is_echo), None)",
+        new="return next(iter(record.failures), None)  # Not the cause.",
         breaks="A rank that lost a peer is blamed, and not the one that failed.",
         tests=("tests/driver/test_coordinator.py",),
     ),
@@ -1127,7 +1127,7 @@ FAULTS = (
     Fault(
         name="gpus-not-hidden",
         file="elephant/backends/process_environment.py",
-        old='return {"CUDA_VISIBLE_DEVICES": "-1"}',
+        old='return {VISIBLE: "-1"}',
         new="return {}",
         breaks="Workers that are to compute on the CPU take the GPUs of others.",
         tests=("tests/task/test_devices.py",),
@@ -1212,8 +1212,8 @@ FAULTS = (
     Fault(
         name="load-names-of-installed-packages",
         file="elephant/spark/saving/trust.py",
-        old='return file is None or module.split(".")[0] in _PLATFORM or bool(_INSTALLED & set(Path(file).parts))',
-        new='return file is None or module.split(".")[0] in _PLATFORM',
+        old='return file is None or module.split(".")[0] in PLATFORM or bool(INSTALLED & set(Path(file).parts))',
+        new='return file is None or module.split(".")[0] in PLATFORM',
         breaks="A file that nobody trusts may have functions of installed packages called.",
         tests=(
             "tests/spark/test_trust.py::"

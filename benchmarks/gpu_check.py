@@ -1,4 +1,4 @@
-"""A check of this machine's GPUs, without Spark and network: ``python -m elephant.gpu_check``.
+"""A check of this machine's GPUs, without Spark and network: ``make gpu-check``.
 
 It needs Keras, one of its backends, and cloudpickle or PySpark. Its ranks are real processes, which share one device.
 """
@@ -151,7 +151,7 @@ def on_devices_and_host(width: int, steps: int = 20) -> tuple[float, float, floa
     import keras
 
     from elephant.backends import current
-    from elephant.backends.devices import DeviceReducer
+    from elephant.backends.device_reducer import DeviceReducer
 
     collective = current_collective()
     rank, size = collective.rank, collective.world_size
@@ -322,7 +322,7 @@ def as_table(rows: list[Row]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Makes the checks and prints them; returns 1 where one misses."""
-    parser = argparse.ArgumentParser(prog="python -m elephant.gpu_check", description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu", help="cpu leaves out what needs a GPU")
     parser.add_argument("--backend", choices=sorted(BACKENDS), help="the first one installed")
     parser.add_argument("--json", action="store_true", help="print rows as JSON")
