@@ -347,6 +347,22 @@ FAULTS = (
         breaks="The rows of a worker are dealt out unevenly to its GPUs.",
         tests=("tests/task/test_rank_processes.py",),
     ),
+    Fault(
+        name="preprocessing-draws-once",
+        file="elephant/rank/input/preprocessed_shard.py",
+        old="if not takes_generator(functions.preprocess):",
+        new="if functions.preprocess is not None:",
+        breaks="Preprocessing that draws has the same draws in every epoch.",
+        tests=("tests/rank/test_preprocessing.py",),
+    ),
+    Fault(
+        name="option-of-numpy",
+        file="elephant/kinds.py",
+        old="value = self.convert(plain(given))",
+        new="value = self.convert(given)",
+        breaks="Scalars and arrays of numpy are no values of options.",
+        tests=("tests/test_kinds.py",),
+    ),
     # Options that are ignored
     Fault(
         name="option-batch-size",
