@@ -31,6 +31,8 @@ LAYERS = [
     {"net"},
     {"config"},
     {"options"},
+    {"timeouts"},
+    {"kinds"},
     {"algorithms", "errors"},
 ]
 NAMED = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -53,6 +55,8 @@ FORBIDDEN = {
             "net",
             "config",
             "options",
+            "timeouts",
+            "kinds",
             "algorithms",
             "errors",
         ),
@@ -228,7 +232,10 @@ def is_concrete(method):
         ("import elephant", ("pyspark", "keras", "tensorflow", "pyarrow", "numpy")),
         ("import elephant; elephant.collective.rank()", ("pyspark", "keras", "tensorflow", "pyarrow")),
         ("import elephant; elephant.run(int)", ("pyspark", "keras", "tensorflow", "pyarrow")),
-        ("import elephant.task.task, elephant.driver.launch", ("keras", "tensorflow")),
+        (
+            "import elephant.task.task, elephant.driver.run_ranks, elephant.driver.asynchronous_fit",
+            ("keras", "tensorflow"),
+        ),
         ("import elephant.testing", ("keras", "tensorflow")),
         (
             "from elephant.task.specs import result_row; result_row(0, b'abc').schema",

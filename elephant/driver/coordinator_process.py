@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elephant.checkpoint.state import FitState
+from elephant.driver.asynchronous_fit import AsynchronousFit
 from elephant.driver.coordinator import Coordinator
 from elephant.driver.coordinator_policy import SynchronousPolicy
-from elephant.driver.launch import AsynchronousFit
 from elephant.driver.server_processes import DriverServers, parts_of
 from elephant.monitor.channel import Channel
 from elephant.monitor.event_log import EventLog

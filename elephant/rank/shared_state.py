@@ -21,7 +21,7 @@ import numpy as np
 from elephant.backends import BACKENDS
 from elephant.collective.communicator import Communicator
 from elephant.modeling.model_spec import ModelSpec, given_model
-from elephant.rank.callbacks import BATCH_EVENTS, listens
+from elephant.rank.callback_rules import BATCH_EVENTS, listens
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _CONTAINERS = (dict, list, set)
@@ -194,6 +194,11 @@ class SharedState:
     def is_shared(self, place: int) -> bool:
         """Returns whether what a callback sets is seen by what travels: a variable of both, or the callback itself."""
         return bool(self.outside(place)) or id(self._callbacks[place]) in self._travels
+
+    @property
+    def sharing(self) -> set[int]:
+        """Indices of the callbacks whose changes are seen by what travels."""
+        return {index for index in range(len(self._callbacks)) if self.is_shared(index)}
 
     def outside(self, place: int) -> list[Any]:
         """Returns the variables that a callback and what travels both reach; they travel together, and stay one."""

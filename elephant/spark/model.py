@@ -12,6 +12,7 @@ import numpy as np
 from pyspark.ml import Model
 from pyspark.sql import DataFrame
 
+from elephant.cluster.spark_private import set_params
 from elephant.driver.coordinator import FitResult
 from elephant.errors import ConfigurationError, brief_errors, warn_user
 from elephant.modeling.model_spec import ModelSpec
@@ -265,11 +266,10 @@ class KerasModel(Model, ModelParams, SavedStage):
         """Raises where no fit has said that the model is compared with its own input."""
         facts = self._source.facts
         compares = not facts.own_step and any(output.needs_label for output in facts.outputs)
-        if choice.label is None and choice.labels is None and compares and not self._history:
+        if choice.label is None and compares and not self._history:
             raise ConfigurationError(
                 "labelCol: expected the column that the model is compared with, of a model that no fit has returned. "
-                "Received: none. Call setLabelCol or setLabelCols first; of an autoencoder, with the column of its "
-                "input."
+                "Received: none. Call setLabelCol first; of an autoencoder, with the column of its input."
             )
 
     @brief_errors
@@ -379,7 +379,7 @@ class KerasModel(Model, ModelParams, SavedStage):
         statistics, plan = about["trainingStatistics"], about["plan"]
         model = cls(parts.source, history=about["history"], training_statistics=statistics, plan=plan)
         model._seconds = about.get("seconds")
-        model._set(**{name: parts.code[name] for name in FUNCTIONS if name in parts.code})
+        set_params(model, **{name: parts.code[name] for name in FUNCTIONS if name in parts.code})
         return model
 
 

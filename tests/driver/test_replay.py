@@ -3,7 +3,7 @@
 import pytest
 from fake_channel import Ended
 
-from elephant.driver.coordinator_location import LoggedEvents, replay_coordinator
+from elephant.driver.replay import LoggedEvents, replay_coordinator
 from elephant.errors import WorkerFailure
 from elephant.monitor.event_log import EventLog
 from elephant.monitor.events import RankEpoch, Started

@@ -25,6 +25,7 @@ from elephant.checkpoint.manager import CheckpointManager
 from elephant.checkpoint.state import FitState, joined, named
 from elephant.cluster.session import jvm_context
 from elephant.cluster.spark_job import described
+from elephant.cluster.spark_private import context_of, copy_params, reset_uid, set_params
 from elephant.data.json_types import require_parts, require_type
 from elephant.data.schema import RowSpec
 from elephant.errors import CheckpointError, ConfigurationError, TrainingError, UnsupportedError
@@ -264,7 +265,7 @@ class StreamTrainer:
     def take(self, frame: DataFrame, batch: int) -> None:
         """Trains on one micro-batch, unless it was trained on before; the function of ``foreachBatch``."""
         try:
-            stream_id = str(frame.sparkSession._sc.getLocalProperty(_QUERY_ID))
+            stream_id = str(context_of(frame.sparkSession).getLocalProperty(_QUERY_ID))
             if self._is_new(batch, stream_id):
                 self._keep(self._trained(frame, batch, stream_id))
         except Exception as error:
@@ -309,7 +310,8 @@ class StreamTrainer:
     def _estimator_for(self, source: ModelSpec, batch: int, rows: int) -> Estimator:
         estimator = self._estimator.copy()
         workers = estimator.getOrDefault("numWorkers")
-        estimator._set(
+        set_params(
+            estimator,
             model=source,
             numWorkers=max(min(workers, rows // self._min_rows), 1),
             # Every micro-batch draws its own order, and its own validation rows.
@@ -318,7 +320,7 @@ class StreamTrainer:
         if self.history:
             # The model was trained, and has the rate already; a second time would multiply it again.
             estimator.clear(estimator.getParam("learningRate"))
-            estimator._set(scaleLearningRate=False)
+            set_params(estimator, scaleLearningRate=False)
         return estimator
 
     def _keep(self, state: StreamState) -> None:
@@ -328,8 +330,8 @@ class StreamTrainer:
 
     def _as_model(self, state: StreamState) -> KerasModel:
         model = KerasModel(state.source, history=state.history)
-        model._resetUid(self._estimator.uid)
-        fitted: KerasModel = self._estimator._copyValues(model)
+        reset_uid(model, self._estimator.uid)
+        fitted: KerasModel = copy_params(self._estimator, model)
         return fitted
 
 
