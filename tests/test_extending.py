@@ -222,7 +222,7 @@ assert "event log" in [result.name for result in results], results
             Edit("elephant/data/arrow.py", FORMAT),
             Edit("elephant/spark/file_formats.py", OPENER),
             Edit("elephant/spark/file_formats.py", "from elephant.data.arrow import ArrowFiles\n",
-                 "from elephant.cluster.row_source import RecordFiles\n"),
+                 "from elephant.cluster.spark_private import parsed_type\n"),
         ),
         """
 import pathlib, tempfile
