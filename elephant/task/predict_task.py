@@ -154,7 +154,7 @@ class OutputColumn:
 
     @property
     def is_vector(self) -> bool:
-        """Whether the column becomes one of ml vectors, an element per class."""
+        """True if the column becomes one of ml vectors, an element per class."""
         return self.holds in (PROBABILITY, SCORES)
 
     @property
