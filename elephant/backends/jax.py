@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from elephant.backends.base import Backend, BatchForm, Spec, gathered_blocks, gathered_gradient
-from elephant.backends.devices import JaxReducer, join_devices
+from elephant.backends.keras_private import optimized_variables, train_function
 from elephant.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import keras
 
     from elephant.backends.gradient_averager import GradientAverager
+    from elephant.backends.jax_devices import JaxReducer
     from elephant.collective.communicator import Communicator
     from elephant.config import FitConfig
 
@@ -30,10 +31,14 @@ class JaxBackend(Backend):
     """Keras on JAX."""
 
     name = "jax"
+    title = "JAX"
     gpu_package = "jax[cuda12]"
     packages = ("jax",)
     oldest = "0.5"
     count_gpus = "import jax; print('gpus', sum(device.platform == 'gpu' for device in jax.devices()))"
+    growth = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    needs_compiler = True
+    program_layers = ("FlaxLayer", "JaxLayer")
     # What is wider needs a switch that changes all of JAX.
     count_dtype = "float32"
     has_nccl = True
@@ -78,6 +83,19 @@ class JaxBackend(Backend):
 
         jax.config.update("jax_enable_x64", wide)
 
+    def is_variable(self, thing: object) -> bool:
+        # Arrays do not change.
+        return False
+
+    def take_step(self, model: keras.Model, batch: Any) -> None:
+        groups = (
+            model.trainable_variables,
+            model.non_trainable_variables,
+            model.optimizer.variables,
+            model.metrics_variables,
+        )
+        model.train_step(tuple([variable.value for variable in group] for group in groups), batch)
+
     def call_on_host(
         self, function: Callable[..., Sequence[np.ndarray]], tensors: Sequence[Any], specs: Sequence[Spec]
     ) -> list[Any]:
@@ -105,11 +123,15 @@ class JaxBackend(Backend):
             if model.train_function is None or force:
                 compiled = model.jit_compile and not model.run_eagerly
                 # Keras' own one gives the memory of the variables away when a step begins.
-                model.train_function = model._make_function(jax.jit(model.train_step) if compiled else model.train_step)
+                model.train_function = train_function(
+                    model, jax.jit(model.train_step) if compiled else model.train_step
+                )
 
         model.make_train_function = make_train_function
 
     def join_devices(self, collective: Communicator, config: FitConfig, address: str) -> None:
+        from elephant.backends.jax_devices import join_devices
+
         if config.gpu_transport == "nccl":
             # Once there are devices, it is too late.
             self.prepare_process()
@@ -137,7 +159,7 @@ class JaxBackend(Backend):
                 # On a GPU, all copies begin before the first is waited for.
                 getattr(gradient, "copy_to_host_async", int)()
             arrays = [None if gradient is None else np.asarray(gradient) for gradient in gradients]
-            return averager.noting_failure(averager.average)(id(optimizer), arrays, optimizer._trainable_variables)
+            return averager.noting_failure(averager.average)(id(optimizer), arrays, optimized_variables(optimizer))
 
         if model is None:
             self._average_in_step(averager, optimizer, average)
@@ -174,7 +196,7 @@ class JaxBackend(Backend):
         def stateless_apply_averaged(variables: Any, grads: Sequence[Any], trainable_variables: Any) -> Any:
             nonlocal is_averaged
             if averager.note is not None:
-                averager.note(id(optimizer), list(grads), optimizer._trainable_variables)
+                averager.note(id(optimizer), list(grads), optimized_variables(optimizer))
                 return trainable_variables, variables
             gradients, is_averaged = averaged(grads), True
             try:
@@ -184,7 +206,7 @@ class JaxBackend(Backend):
 
         def apply_averaged(grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
             if averager.note is not None:
-                given = optimizer._trainable_variables if trainable_variables is None else trainable_variables
+                given = optimized_variables(optimizer) if trainable_variables is None else trainable_variables
                 return averager.note(id(optimizer), list(grads), list(given))
             return apply(list(grads) if is_averaged else averaged(grads), trainable_variables)
 
@@ -278,6 +300,6 @@ def _cut_step(model: keras.Model, average: Average) -> None:
             weights, variables = second(variables, average(gradients), weights)
             return logs, (weights, others, variables, metrics)
 
-        model.train_function = model._make_function(step)
+        model.train_function = train_function(model, step)
 
     model.make_train_function = make_train_function

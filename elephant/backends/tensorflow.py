@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from elephant.backends.base import (
     gathered_blocks,
     gathered_gradient,
 )
+from elephant.backends.keras_private import optimized_variables
 from elephant.backends.tensorflow_gradients import Lookups, fuse_update, lookups_of, without_repeated
 from elephant.data.schema import RowSpec, pack
 from elephant.errors import ConfigurationError
@@ -29,19 +31,33 @@ if TYPE_CHECKING:
     from elephant.backends.gradient_averager import GradientAverager
     from elephant.collective.communicator import Communicator
 
+_STAMP = r"([0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]+: )"
+
 
 class TensorFlowBackend(Backend):
     """Keras on TensorFlow."""
 
     name = "tensorflow"
+    title = "TensorFlow"
     gpu_package = "tensorflow[and-cuda]"
     packages = ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tf-nightly", "tensorflow-macos")
     oldest = "2.18"
     count_gpus = "import tensorflow as tf; print('gpus', len(tf.config.list_physical_devices('GPU')))"
+    log_level = "TF_CPP_MIN_LOG_LEVEL"
+    # Wherever it is imported, and where there is no GPU.
+    noise = (
+        rf"I0000 00:00:|{_STAMP}I |WARNING: All log messages before absl::InitializeLog|"
+        r"To enable the following instructions:|"
+        rf"([WE]0000 00:00:|{_STAMP}[WE] ).*"
+        r"(Unable to register cu|computation placer already registered|failed call to cuInit|cuda_diagnostics|TF-TRT)"
+    )
+    growth = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}
     # Its import leaves two threads and no device: measured.
     forks_after_import = True
     traces_ahead = True
     takes_strings = True
+    gives_slices = True
+    program_layers = ("TFSMLayer",)
 
     def __init__(self) -> None:
         self._host_calls = 0
@@ -100,6 +116,19 @@ class TensorFlowBackend(Backend):
         finally:
             tf.config.run_functions_eagerly(before)
 
+    def is_variable(self, thing: object) -> bool:
+        return "tensorflow" in sys.modules and isinstance(thing, sys.modules["tensorflow"].Variable)
+
+    def python_function(self, function: Callable[..., Any]) -> Callable[..., Any] | None:
+        found: Callable[..., Any] | None = getattr(function, "python_function", None)
+        return found
+
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        import tensorflow as tf
+
+        made: Callable[..., Any] = tf.function(function)
+        return made
+
     def refuse_step(self) -> None:
         import tensorflow as tf
 
@@ -146,7 +175,7 @@ class TensorFlowBackend(Backend):
             averager.kernel = kernel_of(averager)
 
         def average(grads: Sequence[Any], variables: Sequence[Any] | None, lookups: Lookups | None = None) -> list[Any]:
-            known = optimizer._trainable_variables if variables is None else list(variables)
+            known = optimized_variables(optimizer) if variables is None else list(variables)
             return self._averaged(averager, id(optimizer), list(grads), known, lookups)
 
         if model is not None and model.jit_compile and not model.run_eagerly:
@@ -156,7 +185,7 @@ class TensorFlowBackend(Backend):
 
         def apply_averaged(grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
             if averager.note is not None:
-                variables = optimizer._trainable_variables if trainable_variables is None else trainable_variables
+                variables = optimized_variables(optimizer) if trainable_variables is None else trainable_variables
                 return averager.note(id(optimizer), list(grads), list(variables))
             return apply(average(grads, trainable_variables), trainable_variables)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from elephant.backends.base import Backend, Spec, gathered_blocks, gathered_gradient
-from elephant.backends.devices import TorchReducer, reduce_on_devices
-from elephant.backends.gradient_averager import spec_of
+from elephant.backends.keras_private import TORCH_OPTIMIZERS, optimized_variables
 from elephant.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -27,10 +27,13 @@ class TorchBackend(Backend):
     """Keras on PyTorch."""
 
     name = "torch"
+    title = "PyTorch"
     gpu_package = "torch"
     packages = ("torch",)
     oldest = "2.4"
     count_gpus = "import torch; print('gpus', torch.cuda.device_count())"
+    optimizers = TORCH_OPTIMIZERS
+    program_layers = ("TorchModuleWrapper",)
     # Of one row, its convolutions on a processor cannot have gradients: "grad_weight must be contiguous" (2.13).
     stand_in_rows = 2
     has_nccl = True
@@ -83,6 +86,14 @@ class TorchBackend(Backend):
 
         torch.manual_seed(seed)
 
+    def is_variable(self, thing: object) -> bool:
+        return "torch" in sys.modules and isinstance(thing, sys.modules["torch"].Tensor)
+
+    def assign(self, variable: Any, value: np.ndarray) -> None:
+        import torch
+
+        variable.data.copy_(torch.as_tensor(value))
+
     def call_on_host(
         self, function: Callable[..., Sequence[np.ndarray]], tensors: Sequence[Any], specs: Sequence[Spec]
     ) -> list[Any]:
@@ -98,6 +109,8 @@ class TorchBackend(Backend):
         self, averager: GradientAverager, optimizer: keras.optimizers.Optimizer, model: keras.Model | None
     ) -> None:
         import torch
+
+        from elephant.backends.torch_devices import TorchReducer
 
         apply = optimizer.apply
         # What a hook finds in a step that is compiled was not tried.
@@ -126,7 +139,7 @@ class TorchBackend(Backend):
             ]
 
         def apply_averaged(grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
-            variables = optimizer._trainable_variables if trainable_variables is None else list(trainable_variables)
+            variables = optimized_variables(optimizer) if trainable_variables is None else list(trainable_variables)
             if averager.note is not None:
                 return averager.note(id(optimizer), list(grads), variables)
             with torch.no_grad():
@@ -136,6 +149,8 @@ class TorchBackend(Backend):
         optimizer.apply = apply_averaged
 
     def reduce_on_devices(self, averager: GradientAverager, config: FitConfig) -> None:
+        from elephant.backends.torch_devices import reduce_on_devices
+
         reduce_on_devices(averager, config)
 
     def all_gather(self, block: Any, collective: Communicator, share: Callable[[], float]) -> Any:
@@ -225,6 +240,8 @@ class _EarlyBuckets:
             self._is_open = False
 
     def _set_up(self, owner: int, variables: Sequence[Any]) -> None:
+        from elephant.backends.gradient_averager import spec_of
+
         names = [(owner, id(variable)) for variable in variables]
         group = self._averager.flagged_group(owner, [spec_of(None, variable) for variable in variables], names)
         buckets = [bucket.positions for bucket in group.buckets[:-1]]
@@ -239,8 +256,8 @@ class _EarlyBuckets:
             return
         if any(position in positions for positions in buckets[: self._sent]):
             raise UnsupportedError(
-                "bucketBytes: expected a step that adds to each gradient once. Received: one that adds to a "
-                "gradient that has left for the other ranks. Set bucketBytes=0."
+                "ELEPHANT_BUCKET_BYTES: expected a step that adds to each gradient once. Received: one that adds to a "
+                "gradient that has left for the other ranks. Set it to 0 in the driver's environment."
             )
         self._arrived[position] = value.grad
         while self._sent < len(buckets) and self._arrived.keys() >= set(buckets[self._sent]):

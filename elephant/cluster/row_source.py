@@ -22,6 +22,7 @@ from packaging.version import Version
 from elephant.backends.process_environment import process_environment
 from elephant.cluster.session import jvm_context, release
 from elephant.cluster.spark_job import described
+from elephant.cluster.spark_private import arrow_batches, query_execution
 from elephant.data.casting import prepared_batch, prepared_batches
 from elephant.data.file_sources import Part, PlannedFiles, deal_files
 from elephant.data.records import RecordPlan
@@ -62,7 +63,7 @@ def num_partitions(frame: DataFrame) -> int | None:
     """
     if jvm_context(frame.sparkSession) is None:
         return None
-    node = frame._jdf.queryExecution().optimizedPlan()
+    node = query_execution(frame).optimizedPlan()
     while True:
         name = node.nodeName()
         if name in _SHUFFLES:
@@ -83,7 +84,7 @@ def estimated_bytes(frame: DataFrame) -> int | None:
         return None
     try:
         # A Scala number without a limit, which arrives as text or as an integer.
-        estimate = int(str(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
+        estimate = int(str(query_execution(frame).optimizedPlan().stats().sizeInBytes()))
     except Exception:
         # A source that cannot tell is read all the same; what is wrong with a plan, Spark says of the fit itself.
         return None
@@ -117,6 +118,10 @@ class RowSource(ABC):
     def repartitioned(self, number: int) -> RowSource:
         """Returns the same rows in so many partitions."""
 
+    def in_partitions(self, number: int) -> RowSource:
+        """Returns these rows where they have so many partitions, and the same rows dealt out anew where not."""
+        return self if self.has_partitions(number) else self.repartitioned(number)
+
     @abstractmethod
     def first_row(self) -> pa.RecordBatch | None:
         """Returns the prepared columns of one row; None when there is no row."""
@@ -135,8 +140,28 @@ class RowSource(ABC):
         """
 
 
+class ArrowRows(RowSource):
+    """Rows that are tasks of a DataFrame's ``mapInArrow``."""
+
+    @abstractmethod
+    def mapped(self, task: TaskFunction) -> tuple[DataFrame, TaskFunction]:
+        """Returns a frame, of which each task has a partition, and the function on what Spark sends of it."""
+
+    def run(self, task: TaskFunction, *, barrier: bool, profile: ResourceProfile | None = None) -> list[Any]:
+        """Runs the task on every partition."""
+        frame, function = self.mapped(task)
+        options: dict[str, Any] = {"barrier": True} if barrier else {}
+        if profile is None:
+            return frame.mapInArrow(function, RESULT_SCHEMA, **options).collect()
+        if SINCE_4:
+            return frame.mapInArrow(function, RESULT_SCHEMA, profile=profile, **options).collect()
+        # What any RDD of a stage asks for, all of the stage gets.
+        results: RDD[Any] = frame.mapInArrow(function, RESULT_SCHEMA, **options).rdd
+        return list(results.withResources(profile).collect())
+
+
 @dataclass(eq=False)
-class FrameRows(RowSource):
+class FrameRows(ArrowRows):
     """The rows of a DataFrame, which are cast in the tasks.
 
     Args:
@@ -171,7 +196,7 @@ class FrameRows(RowSource):
                 except (ValueError, OverflowError):
                     # A date that Python does not have. For Arrow, Spark runs a task on every partition.
                     row: Any = self.frame.limit(1)
-                    table = row.toArrow() if SINCE_4 else pa.Table.from_batches(row._collect_as_arrow())
+                    table = row.toArrow() if SINCE_4 else pa.Table.from_batches(arrow_batches(row))
                     [self.first] = table.combine_chunks().to_batches()
         return None if self.first is None or self.schema is None else prepared_batch(self.first, self.schema)
 
@@ -190,22 +215,9 @@ class FrameRows(RowSource):
         """Returns Spark's own estimate."""
         return estimated_bytes(self.frame)
 
-    def run(self, task: TaskFunction, *, barrier: bool, profile: ResourceProfile | None = None) -> list[Any]:
-        """Runs the task on every partition of the frame."""
-        function = functools.partial(run_on_stream, task, self.schema)
-        return run_on_frame(self.frame, function, barrier=barrier, profile=profile)
-
-
-def run_on_frame(frame: DataFrame, task: TaskFunction, *, barrier: bool, profile: ResourceProfile | None) -> list[Any]:
-    """Runs a task on every partition of a DataFrame; the arguments are those of `RowSource.run`."""
-    options: dict[str, Any] = {"barrier": True} if barrier else {}
-    if profile is None:
-        return frame.mapInArrow(task, RESULT_SCHEMA, **options).collect()
-    if SINCE_4:
-        return frame.mapInArrow(task, RESULT_SCHEMA, profile=profile, **options).collect()
-    # What any RDD of a stage asks for, all of the stage gets.
-    results: RDD[Any] = frame.mapInArrow(task, RESULT_SCHEMA, **options).rdd
-    return list(results.withResources(profile).collect())
+    def mapped(self, task: TaskFunction) -> tuple[DataFrame, TaskFunction]:
+        """Returns the frame itself."""
+        return self.frame, functools.partial(run_on_stream, task, self.schema)
 
 
 def run_on_stream(
@@ -372,7 +384,7 @@ def _failure(failure_file: Path, code: int) -> Exception:
 
 
 @dataclass(eq=False)
-class FileRows(RowSource):
+class FileRows(ArrowRows):
     """The rows of files, which the tasks read and cast.
 
     Args:
@@ -411,12 +423,11 @@ class FileRows(RowSource):
             self.first = None if batch is None else batch.slice(0, 1)
         return None if self.first is None else prepared_batch(self.first, self.schema)
 
-    def run(self, task: TaskFunction, *, barrier: bool, profile: ResourceProfile | None = None) -> list[Any]:
-        """Runs the task on every part."""
+    def mapped(self, task: TaskFunction) -> tuple[DataFrame, TaskFunction]:
+        """Returns a frame of numbers: each task reads its part of the files itself."""
         parts = self.files.deal(self.number, seed=self.seed)
         function = functools.partial(run_on_part, task, self.files, self.schema, parts)
-        frame = self.spark.range(0, self.number, 1, self.number)
-        return run_on_frame(frame, function, barrier=barrier, profile=profile)
+        return self.spark.range(0, self.number, 1, self.number), function
 
 
 def run_on_part(

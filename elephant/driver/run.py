@@ -19,8 +19,10 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from elephant.backends import VARIABLE
 from elephant.cluster.gpu_plan import ResourcePlan, ResourceRequest
 from elephant.cluster.session import environment
+from elephant.cluster.spark_private import active_context
 from elephant.collective import api
 from elephant.config import Timeouts
 from elephant.errors import ClusterError, ConfigurationError, brief_errors, warn_user
@@ -210,7 +212,8 @@ def _run_on_spark(
     from elephant.cluster.checks.preflight import Requirements, preflight_checked
     from elephant.cluster.row_source import FrameRows
     from elephant.cluster.spark_job import counted, described
-    from elephant.driver.launch import call_ranks
+    from elephant.driver.coordinator_location import barrier_attempts
+    from elephant.driver.run_ranks import RETRIES, results_of, run_ranks
     from elephant.monitor.progress import Progress
 
     call = pickled_call(fn, args, kwargs)
@@ -226,7 +229,11 @@ def _run_on_spark(
     about = f"elephant run: {counted(request.num_workers, 'worker')}"
     with described(session, about), preflight_checked(session, needs, progress.note) as plan:
         rows = FrameRows(session.range(0, plan.slots_needed, 1, plan.slots_needed))
-        results = call_ranks(rows, function_spec(call, plan, timeouts, env, progress.shows_output), progress)
+        spec = function_spec(call, plan, timeouts, env, progress.shows_output)
+        attempt_on = barrier_attempts(
+            session, spec, progress, result=functools.partial(results_of, spec.plan.world_size)
+        )
+        results = run_ranks(rows, spec, progress, attempt_on, RETRIES)
     return [unpickled(result, rank) for rank, result in enumerate(results)]
 
 
@@ -268,7 +275,7 @@ def _session(num_workers: int) -> SparkSession:
         if session is not None:
             return session
         # The active session is one thread's; spark-submit names its gateway in the environment.
-        if SparkContext._active_spark_context is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
+        if isinstance(active_context(), SparkContext) or "PYSPARK_GATEWAY_PORT" in os.environ:
             return SparkSession.builder.getOrCreate()
         return local_session(num_workers, app_name="elephant run")
 
@@ -276,7 +283,7 @@ def _session(num_workers: int) -> SparkSession:
 def _keras_backend() -> str | None:
     """Returns the backend of the driver's Keras, or None when Keras is not in use here and nothing names one."""
     keras = sys.modules.get("keras")
-    return os.environ.get("KERAS_BACKEND") if keras is None else str(keras.config.backend())
+    return os.environ.get(VARIABLE) if keras is None else str(keras.config.backend())
 
 
 def pickler() -> Callable[[Any], bytes]:

@@ -13,8 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from elephant.backends import log_levels
 from elephant.cluster.session import require_master
 from elephant.cluster.spark_job import SparkWords
+from elephant.cluster.spark_private import start_gateway
 from elephant.errors import (
     ClusterError,
     ConfigurationError,
@@ -27,7 +29,8 @@ from elephant.errors import (
     first_paragraph,
 )
 from elephant.jobs.inputs import require_code
-from elephant.jobs.settings import ALTERNATIVES, Setting, key_of, settings_of
+from elephant.jobs.settings import ALTERNATIVES, Setting, settings_of
+from elephant.options import key_of, remedy_for
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,9 +42,6 @@ WRONG_ARGUMENTS = 2
 TRY_AGAIN = 3
 INTERRUPTED = 130
 _PYTHON_ERROR = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Failure): .*", re.MULTILINE)
-
-# What of TensorFlow's chatter can be turned off, on the driver as on the workers.
-QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "1"}
 
 
 def code_of(error: BaseException) -> int:
@@ -104,8 +104,7 @@ class JobKind:
 
 def submit(job: JobKind, words: Sequence[str]) -> int:
     """Runs a job and returns its exit code; the last line on standard output is its result as JSON."""
-    for name, value in QUIET.items():
-        os.environ.setdefault(name, value)
+    leave_out_warnings()
     script = f"{job.name}.py"
     try:
         settings = read_settings(script, job.description, settings_of(job.name), words)
@@ -121,6 +120,12 @@ def submit(job: JobKind, words: Sequence[str]) -> int:
     sys.stdout.write(json_line(result) + "\n")
     sys.stdout.flush()
     return DONE
+
+
+def leave_out_warnings() -> None:
+    """Has frameworks log errors alone on the driver, as on the workers, unless the environment says otherwise."""
+    for name, value in log_levels("2").items():
+        os.environ.setdefault(name, value)
 
 
 def _run(job: JobKind, settings: Mapping[str, Any]) -> Any:
@@ -156,11 +161,11 @@ def _session(name: str) -> SparkSession:
 
 def _require_master() -> None:
     """Raises ConfigurationError where the master that Spark's settings name is misspelled; no context is started."""
-    from pyspark import SparkConf, SparkContext
+    from pyspark import SparkConf
 
     # A client of Spark Connect has no master.
     if not {"SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED"} & os.environ.keys():
-        SparkContext._ensure_initialized()
+        start_gateway()
         require_master(SparkConf().get("spark.master") or "")
 
 
@@ -241,17 +246,18 @@ def checked(content: Mapping[Any, Any], settings: Sequence[Setting], place: str)
 
 def _value(setting: Setting, value: Any, place: str) -> Any:
     try:
-        return setting.kind.check(value)
+        return setting.kind.read(value)
+    except ElephantError:
+        raise
     except (TypeError, ValueError) as error:
-        raise ConfigurationError(
-            f"{setting.key}: expected {setting.kind.expected}. Received: {value!r} in {place}."
-        ) from error
+        expected = setting.kind.written or setting.kind.expected
+        raise ConfigurationError(f"{setting.key}: expected {expected}. Received: {value!r} in {place}.") from error
 
 
 def unknown(key: str, known: Sequence[str], place: str) -> str:
     """Returns the error text for a key that a job does not know, with the one that comes nearest."""
-    wanted = key_of(key.lstrip("-")).replace("_", "-")
-    hint = did_you_mean(wanted, known) or f" Known: {', '.join(sorted(known))}."
+    wanted = key_of(key.lstrip("-"))
+    hint = remedy_for(f"--{wanted}") or did_you_mean(wanted, known) or f" Known: {', '.join(sorted(known))}."
     return f"{key}: expected the name of a setting. Received: an unknown one in {place}.{hint}"
 
 
@@ -353,7 +359,8 @@ def _gathered(given: Mapping[str, Any], settings: Sequence[Setting]) -> dict[str
         try:
             content[setting.key] = value if setting.kind.gather is None else setting.kind.gather(value)
         except ValueError as error:
+            expected = setting.kind.written or setting.kind.expected
             raise ConfigurationError(
-                f"--{setting.key}: expected {setting.kind.expected}. Received: {value!r} in {_PLACE}."
+                f"--{setting.key}: expected {expected}. Received: {value!r} in {_PLACE}."
             ) from error
     return content

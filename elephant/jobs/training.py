@@ -9,17 +9,10 @@ from typing import TYPE_CHECKING, Any, cast
 from elephant.errors import CheckpointError, ConfigurationError, DataError, UnsupportedError
 from elephant.jobs.inputs import estimator_of, read_rows
 from elephant.jobs.output import Output
-from elephant.jobs.settings import (
-    REFERENCE,
-    REFERENCES,
-    REFERENCES_BY_NAME,
-    RESUME,
-    TRAIN,
-    is_reference,
-    key_of,
-    settings_of,
-)
+from elephant.jobs.settings import RESUME, TRAIN, settings_of
 from elephant.jobs.submission import JobKind, layered, read_saved_settings, require_one, saved_settings
+from elephant.kinds import is_reference
+from elephant.options import key_of
 from elephant.spark.hadoop_files import checkpoint_folder
 
 if TYPE_CHECKING:
@@ -31,10 +24,7 @@ NAME = "job.json"
 # Whoever goes on with a job trusts it, or does not: the folder has no say in that.
 _SAVED = tuple(setting for setting in settings_of(TRAIN) if setting.name != "trusted")
 # SQL calls what it likes: java_method, say.
-_NAMED = {
-    "where",
-    *(setting.name for setting in _SAVED if setting.kind in (REFERENCE, REFERENCES, REFERENCES_BY_NAME)),
-}
+_NAMED = {"where", *(setting.name for setting in _SAVED if setting.kind.reference is not None)}
 # Of files. Any other one is the name of a class.
 _FORMATS = ("avro", "csv", "delta", "json", "orc", "parquet", "text", "tfrecord")
 
@@ -157,7 +147,7 @@ def train(session: SparkSession, settings: Mapping[str, Any]) -> dict[str, list[
     Raises:
         FileExistsError: There is something at the output that is not to be replaced.
     """
-    from elephant.spark.fit import require_own_folder
+    from elephant.spark.fit import open_checkpoints
     from elephant.spark.params import fit_config
     from elephant.spark.saving.persistence import history_of
 
@@ -171,7 +161,7 @@ def train(session: SparkSession, settings: Mapping[str, Any]) -> dict[str, list[
     with contextlib.ExitStack() as keeping:
         if "checkpointPath" in settings:
             # A fit that is refused must not leave its settings beside the checkpoints of another one.
-            require_own_folder(session, fit_config(estimator))
+            open_checkpoints(session, fit_config(estimator))
             keeping.enter_context(keeping_job(session, settings))
         fitted = estimator.fit(cast("DataFrame", rows))
     with output.staged() as path:

@@ -21,11 +21,9 @@ from typing import Any
 
 import h5py
 import keras
-from keras.src import api_export
-from keras.src import layers as layers_of_keras
-from keras.src import models as models_of_keras
-from keras.src.saving.keras_saveable import KerasSaveable
 
+from elephant.backends import BACKENDS
+from elephant.backends.keras_private import legacy_places, named_publicly, saveable
 from elephant.errors import ConfigurationError
 from elephant.storage.folder import DAMAGES
 
@@ -37,7 +35,7 @@ COMPILED_IN_HDF5 = "elephant_optimizer/elephant_compile_config"
 # What Keras makes models of.
 KINDS = (
     # Layers, models, operations, losses, metrics, optimizers, features.
-    KerasSaveable,
+    saveable(),
     keras.optimizers.schedules.LearningRateSchedule,
     keras.initializers.Initializer,
     keras.regularizers.Regularizer,
@@ -49,7 +47,8 @@ KINDS = (
     *filter(None, [getattr(keras.quantizers, "QuantizationConfig", None)]),
 )
 # Layers that hold a program, or load one.
-PROGRAMS = ("FlaxLayer", "JaxLayer", "TFSMLayer", "TorchModuleWrapper")
+PROGRAMS = tuple(name for backend in BACKENDS.values() for name in backend.program_layers)
+BACKENDS_OPTIMIZERS = tuple(backend.optimizers for backend in BACKENDS.values() if backend.optimizers)
 _WITH_VOCABULARY = (keras.layers.StringLookup, keras.layers.IntegerLookup, keras.layers.TextVectorization)
 # Where Keras looks for functions of which a config tells the name alone, and where else there are some of arrays.
 _UNPLACED_FUNCTIONS = (
@@ -64,8 +63,7 @@ _FUNCTIONS = (*_UNPLACED_FUNCTIONS, keras.ops, keras.ops.image, keras.random)
 _NOT_OF_ARRAYS = ("deserialize", "get", "serialize")
 # Where it looks for classes so, in HDF5 files and those of Keras 2.
 _UNPLACED_CLASSES = (
-    layers_of_keras,
-    models_of_keras,
+    *legacy_places(),
     keras.optimizers,
     keras.optimizers.schedules,
     keras.dtype_policies,
@@ -277,7 +275,7 @@ def _of_keras(module: object, name: str) -> Iterator[Any]:
     elif module.split(".")[0] in _PACKAGES_OF_KERAS:
         yield vars(sys.modules[module]).get(name) if module in sys.modules else None
     elif module.split(".")[0] == "keras":
-        public = api_export.get_symbol_from_name(f"{module}.{name}")
+        public = named_publicly(f"{module}.{name}")
         yield public if public is not None else _internal(module, name)
 
 
@@ -285,8 +283,8 @@ def _internal(module: str, name: str) -> Any:
     try:
         return vars(importlib.import_module(module)).get(name)
     except (ImportError, ValueError):
-        # PyTorch's optimizers, where it is not installed, are loaded as those of Keras: `elephant.modeling.model_spec`.
-        return vars(keras.optimizers).get(name) if module.startswith("keras.src.backend.torch.optimizers.") else None
+        # Optimizers of a backend that is not installed are loaded as Keras' own: `elephant.modeling.keras_archive`.
+        return vars(keras.optimizers).get(name) if module.startswith(BACKENDS_OPTIMIZERS) else None
 
 
 def _full_name(config: Mapping[str, Any], name: object) -> str:

@@ -22,13 +22,13 @@ from typing import Any, cast
 import keras
 import numpy as np
 
+from elephant.backends import BACKENDS, current
+from elephant.backends.keras_private import compile_settings, replaced_code_functions, replaced_configs
 from elephant.errors import ConfigurationError
 
 # Of lambdas, in the place of a name.
 LAMBDA = "lambda:"
 PLAIN = (str, int, float, bool, type(None))
-# Functions of these go by the name of Keras' own, where there is one.
-_BACKENDS = ("tensorflow", "jax", "torch")
 _FUNCTIONS_OF_KERAS = ("activations", "losses", "metrics", "initializers", "regularizers")
 STATEFUL = (keras.Variable, keras.metrics.Metric, keras.losses.Loss, keras.optimizers.Optimizer)
 # Metrics first, whose names are in a history.
@@ -74,7 +74,7 @@ def recorded_names() -> Iterator[list[tuple[str, Any]]]:
         record(name, lambdas.setdefault((name, id(function.__globals__)), function))
         return modules.dump(function)
 
-    with _replaced(naming=naming, dumping=dumping) as modules:
+    with _one_at_a_time, replaced_code_functions(naming=naming, dumping=dumping) as modules:
         yield written
 
 
@@ -94,7 +94,7 @@ def found_lambdas(custom_objects: Mapping[str, Any]) -> Iterator[None]:
     if not any(name.startswith(LAMBDA) for name in custom_objects):
         yield
         return
-    with _replaced(loading=loading) as modules:
+    with _one_at_a_time, replaced_code_functions(loading=loading) as modules:
         yield
 
 
@@ -105,7 +105,7 @@ def named_losses(model: keras.Model) -> Iterator[None]:
     Raises:
         ConfigurationError: One of them holds layers, or what cannot be copied.
     """
-    config = getattr(getattr(model, "_compile_config", None), "config", None)
+    config = compile_settings(model)
     if config is None:
         yield
         return
@@ -130,7 +130,7 @@ def _with_functions(value: Any, made: dict[int, Callable[..., Any]]) -> Any:
     if not callable(value) or isinstance(value, known) or hasattr(value, "get_config"):
         return value
     # What it has traced does not travel.
-    traced = getattr(value, "python_function", None)
+    traced = current().python_function(value)
     try:
         stateless_copy(traced or value)
     except TypeError as error:
@@ -157,33 +157,9 @@ def _call(value: Callable[..., Any]) -> Callable[..., Any]:
 
 def _traced_call(function: Callable[..., Any]) -> Callable[..., Any]:
     def called(*labels_and_outputs: Any, **options: Any) -> Any:
-        import tensorflow as tf
-
-        return tf.function(function)(*labels_and_outputs, **options)
+        return current().compiled(function)(*labels_and_outputs, **options)
 
     return called
-
-
-@contextlib.contextmanager
-def _replaced(naming: Any = None, dumping: Any = None, loading: Any = None) -> Iterator[types.SimpleNamespace]:
-    """Replaces functions with which Keras writes and reads code, and yields its own.
-
-    Keras has no public way to ask for more than a name, nor for a lambda with the globals it uses.
-    """
-    from keras.src.saving import object_registration
-    from keras.src.utils import python_utils
-
-    with _one_at_a_time:
-        before = types.SimpleNamespace(
-            name_of=object_registration.get_registered_name, dump=python_utils.func_dump, load=python_utils.func_load
-        )
-        try:
-            object_registration.get_registered_name = naming or before.name_of
-            python_utils.func_dump, python_utils.func_load = dumping or before.dump, loading or before.load
-            yield before
-        finally:
-            object_registration.get_registered_name = before.name_of
-            python_utils.func_dump, python_utils.func_load = before.dump, before.load
 
 
 @contextlib.contextmanager
@@ -212,15 +188,9 @@ def accepted_configs(whole: keras.Model | None = None) -> Iterator[None]:
 
         return get_config
 
-    with _one_at_a_time:
-        before = {base: base.get_config for base in _OF_EACH}
-        try:
-            for base, options in _OF_EACH.items():
-                base.get_config = accepting(base.get_config, options)
-            yield
-        finally:
-            for base, written in before.items():
-                base.get_config = written
+    accepted = {base: functools.partial(accepting, options=options) for base, options in _OF_EACH.items()}
+    with _one_at_a_time, replaced_configs(accepted):
+        yield
 
 
 def _given_arguments(part: Any, options: tuple[str, ...]) -> dict[str, Any]:
@@ -323,7 +293,8 @@ def _is_custom(name: str, value: Any) -> bool:
         return False
     if name in keras.saving.get_custom_objects():
         return False
-    is_of_backend = str(value.__module__).split(".")[0] in _BACKENDS
+    # Functions of these go by the name of Keras' own, where there is one.
+    is_of_backend = str(value.__module__).split(".")[0] in BACKENDS
     return not (is_of_backend and any(hasattr(getattr(keras, kind), name) for kind in _FUNCTIONS_OF_KERAS))
 
 
@@ -376,7 +347,7 @@ def stateless_copy(value: Any) -> Any:
     memo: dict[int, Any] = {}
     copied = copy.deepcopy(value, memo)
     cells = [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]
-    of_backend = str(type(value).__module__).split(".")[0] in _BACKENDS and not keras.ops.is_tensor(value)
+    of_backend = str(type(value).__module__).split(".")[0] in BACKENDS and not keras.ops.is_tensor(value)
     if of_backend or any(isinstance(part, (keras.layers.Layer, *STATEFUL)) for part in (*memo.values(), *cells)):
         raise TypeError(f"an attribute of {type(value).__qualname__} holds layers, or state of the backend.")
     return copied

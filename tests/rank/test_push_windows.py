@@ -118,7 +118,7 @@ def test_pushes_when_another_worker_was_faster_then_dynsgd_divides_them():
 def test_validation_when_averaging_is_elastic_then_is_of_the_center_and_training_goes_on_from_the_own(rank_pool):
     columns = classifier_data(15)
     columns["validation"] = np.arange(15) % 5 == 0
-    options = AsynchronousOptions(algorithm="aeasgd", elasticity=0.25)
+    options = AsynchronousOptions(algorithm="aeasgd:0.25")
     job = job_for(
         model_for(),
         mode="asynchronous",

@@ -65,8 +65,8 @@ def test_mixed_columns_when_fitted_from_a_path_and_then_further_then_equal_one_p
     numbers = np.stack([age, days, member], axis=1).astype("float32")
     structured_model(numbers).save(tmp_path / "model.keras")
     options = {
-        "inputCols": {"numbers": ["age", "since", "is.member"], "colour": "colour", "bought": "bought"},
-        "labelCols": {"spent": "spent", "kind": "kind"},
+        "featuresCol": {"numbers": ["age", "since", "is.member"], "colour": "colour", "bought": "bought"},
+        "labelCol": {"spent": "spent", "kind": "kind"},
         "weightCol": {"spent": "trust", "kind": "trust"},
         **{"numWorkers": 2, "epochs": 5, "batchSize": 8, "shuffle": False, "verbose": 0},
     }

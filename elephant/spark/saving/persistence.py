@@ -33,6 +33,7 @@ from pyspark.sql import SparkSession
 
 from elephant.backends import BACKENDS
 from elephant.cluster.session import jvm_context, release
+from elephant.cluster.spark_private import clear_for_overwrite, metadata_text, reset_uid, set_param_values
 from elephant.data.json_types import require_parts, require_types
 from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError, ElephantError, brief_errors, warn_user
@@ -72,6 +73,7 @@ _METADATA = {
     "history": dict[str, list[float | None]],
     "trainingStatistics": dict[str, Any],
     "plan": list[dict[str, Any]],
+    "seconds": float | None,
     "classWeight": str | list[list[Any]] | dict[str, Any],
 }
 _Saved = TypeVar("_Saved", bound="SavedStage")
@@ -146,7 +148,7 @@ class StageWriter(MLWriter):
     def _handleOverwrite(self, path: str) -> None:
         # Without a JVM each file takes the place of the one before, and the metadata tell which ones count.
         if jvm_context(self.sparkSession) is not None:
-            super()._handleOverwrite(spark_form(path))
+            clear_for_overwrite(self, spark_form(path))
 
 
 class StageReader(MLReader[Any]):
@@ -180,7 +182,7 @@ def stage_of(
         require_parts(metadata, _METADATA)
         parts = _parts_of(metadata, contents, path, trusted=trusted)
         stage = cls._of_parts(parts)
-        stage._resetUid(metadata["uid"])
+        reset_uid(stage, metadata["uid"])
         DefaultParamsReader.getAndSetParams(stage, metadata)
     return stage
 
@@ -201,7 +203,7 @@ def _readable(path: str) -> Iterator[None]:
 
 def _save(writer: MLWriter, instance: SavedStage, path: str, parts: SavedParts) -> None:
     source, code = parts.source, dict(parts.code)
-    params = {param.name: value for param, value in instance._paramMap.items() if param.name not in _NOT_JSON}
+    params = {param.name: value for param, value in set_param_values(instance).items() if param.name not in _NOT_JSON}
     about = {
         "facts": source.facts.to_json(),
         "settings": asdict(source.settings),
@@ -247,7 +249,7 @@ def _save_metadata(
         )
         return
     # As Spark writes them, but over those that are there.
-    text = DefaultParamsWriter._get_metadata_to_save(instance, _metadata_context(session), extra, params)
+    text = metadata_text(instance, _metadata_context(session), extra, params)
     frame = session.createDataFrame([(text,)], "value string").coalesce(1)
     frame.write.mode("overwrite").text(f"{path}/metadata")
 
@@ -277,8 +279,7 @@ def _read(reader: MLReader[Any], cls: type, path: str) -> tuple[dict[str, Any], 
             f"load: expected a folder that save or write has made. Received: {path}, where there is none."
         ) from None
     require_parts(metadata, _METADATA)
-    # Models that were saved by 0.1.0 do not all tell which files they have.
-    files = metadata.get("files", _FILES)
+    files = metadata["files"]
     return metadata, {name: read_file(session, f"{path}/{name}") if name in files else None for name in _FILES}
 
 
@@ -330,19 +331,14 @@ def _note_backend(saved: str, path: str) -> None:
 
 def _trusted_code(metadata: Mapping[str, Any], pickled: bytes | None) -> dict[str, Any]:
     """Returns classes, functions and callbacks by their use."""
-    code = {use: named(name) for use, name in metadata.get("code", {}).items() if name is not None}
+    code = {use: named(name) for use, name in metadata["code"].items() if name is not None}
     if pickled is not None:
         code.update(pickle.loads(pickled))  # noqa: S301  (see the import)
-    # As 0.1.0 has saved them.
-    code.update({f"{_CUSTOM}{name}": value for name, value in code.pop("custom_objects", {}).items()})
     return code
 
 
 def _safe_code(metadata: Mapping[str, Any], pickled: bytes | None, path: str) -> tuple[dict[str, Any], list[str]]:
     """Returns classes and functions by their use, and what would run that is not here, or not to be used unasked."""
-    if "code" not in metadata:
-        by_0_1_0 = " (elephant 0.1.0 pickled all code: what is trusted once and saved again may need no trust)"
-        return {}, [] if pickled is None else [what_a_pickle_names(pickled) + by_0_1_0]
     code, refused = dict[str, Any](), []
     for use, name in metadata["code"].items():
         custom = use.removeprefix(_CUSTOM) if use.startswith(_CUSTOM) else None

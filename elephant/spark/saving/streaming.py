@@ -10,14 +10,9 @@ micro-batch leaves a checkpoint with its number, so one that comes again is know
 
 from __future__ import annotations
 
-import contextlib
-import io
-import json
 import logging
-import re
 import threading
 import uuid
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
@@ -26,10 +21,11 @@ import numpy as np
 from pyspark.ml import Estimator
 from pyspark.sql import DataFrame, SparkSession
 
-from elephant.checkpoint.manager import CheckpointManager, read_arrays
+from elephant.checkpoint.manager import CheckpointManager
 from elephant.checkpoint.state import FitState, joined, named
 from elephant.cluster.session import jvm_context
 from elephant.cluster.spark_job import described
+from elephant.cluster.spark_private import context_of, copy_params, reset_uid, set_params
 from elephant.data.json_types import require_parts, require_type
 from elephant.data.schema import RowSpec
 from elephant.errors import CheckpointError, ConfigurationError, TrainingError, UnsupportedError
@@ -37,14 +33,12 @@ from elephant.modeling.archive_inspection import KnownCode, code_of_file
 from elephant.modeling.model_spec import ModelSpec
 from elephant.spark.hadoop_files import checkpoint_folder
 from elephant.spark.model import KerasModel
+from elephant.spark.params import optional
 from elephant.spark.saving.trust import is_trusted, require_trust
 from elephant.storage.folder import DAMAGES
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
-
-# What 0.1.0 wrote.
-_ZIP = re.compile(r"^batch-(\d{20})\.zip$")
 
 logger = logging.getLogger(__name__)
 _QUERY_ID = "sql.streaming.queryId"
@@ -120,34 +114,6 @@ def _rows_of(state: FitState) -> RowSpec | None:
         ) from error
 
 
-def read_zip(content: bytes) -> FitState:
-    """Returns the state in an archive of 0.1.0: ``batch.json``, and ``model.keras`` or ``variables.npz``.
-
-    Raises:
-        zipfile.BadZipFile: The archive is cut short or damaged.
-    """
-    try:
-        return _state_of_zip(content)
-    except DAMAGES as error:
-        raise zipfile.BadZipFile(str(error)) from error
-
-
-def _state_of_zip(content: bytes) -> FitState:
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        names = archive.namelist()
-        # Of an archive that is cut short, Python may find the directory of the one in it: Keras' own.
-        if "batch.json" not in names or archive.testzip() is not None:
-            raise zipfile.BadZipFile("the archive is damaged")
-        about = json.loads(archive.read("batch.json"))
-        arrays = {}
-        if "model.keras" in names:
-            arrays["archive/0"] = np.frombuffer(archive.read("model.keras"), np.uint8)
-        if "variables.npz" in names:
-            variables = read_arrays(io.BytesIO(archive.read("variables.npz")))
-            arrays |= named("model", [variables[f"arr_{index}"] for index in range(len(variables))])
-    return FitState(epochs=int(about["batch"]), history=about["history"], arrays=arrays, facts=about)
-
-
 class StreamFolder:
     """The folder of a stream's checkpoints, on any file system that Spark reaches.
 
@@ -181,22 +147,15 @@ class StreamFolder:
             CheckpointError: There are some, and all are damaged.
         """
         checkpoint = self._manager.latest()
-        kept = self._latest_zip() if checkpoint is None else checkpoint.state
-        if kept is None:
+        if checkpoint is None:
             return None
-        state = StreamState.from_fit_state(kept, source)
+        state = StreamState.from_fit_state(checkpoint.state, source)
         if self._is_trusted:
             return state
         title = f"fit_stream: {self._folder.url}, micro-batch {state.batch}"
         known = KnownCode(given=source.custom_objects)
         require_trust(title, code_of_file(state.source.archive or b"", ".keras", known))
         return replace(state, source=replace(state.source, safe_mode=True))
-
-    def _latest_zip(self) -> FitState | None:
-        for name in sorted(filter(_ZIP.match, self._folder.names()), reverse=True):
-            with contextlib.suppress(zipfile.BadZipFile), self._folder.reading(name) as file:
-                return read_zip(file.read())
-        return None
 
 
 class TrainingStream:
@@ -277,7 +236,7 @@ class StreamTrainer:
         self._estimator = estimator
         self._folder = folder
         self._min_rows = min_rows_per_worker
-        source: ModelSpec = estimator.getOrDefault("model")
+        source: ModelSpec = estimator.getOrDefault("model").source
         self._state = folder.latest(source)
         self._first_source = source
         self._model = None if self._state is None else self._as_model(self._state)
@@ -306,7 +265,7 @@ class StreamTrainer:
     def take(self, frame: DataFrame, batch: int) -> None:
         """Trains on one micro-batch, unless it was trained on before; the function of ``foreachBatch``."""
         try:
-            stream_id = str(frame.sparkSession._sc.getLocalProperty(_QUERY_ID))
+            stream_id = str(context_of(frame.sparkSession).getLocalProperty(_QUERY_ID))
             if self._is_new(batch, stream_id):
                 self._keep(self._trained(frame, batch, stream_id))
         except Exception as error:
@@ -351,7 +310,8 @@ class StreamTrainer:
     def _estimator_for(self, source: ModelSpec, batch: int, rows: int) -> Estimator:
         estimator = self._estimator.copy()
         workers = estimator.getOrDefault("numWorkers")
-        estimator._set(
+        set_params(
+            estimator,
             model=source,
             numWorkers=max(min(workers, rows // self._min_rows), 1),
             # Every micro-batch draws its own order, and its own validation rows.
@@ -360,7 +320,7 @@ class StreamTrainer:
         if self.history:
             # The model was trained, and has the rate already; a second time would multiply it again.
             estimator.clear(estimator.getParam("learningRate"))
-            estimator._set(scaleLearningRate=False)
+            set_params(estimator, scaleLearningRate=False)
         return estimator
 
     def _keep(self, state: StreamState) -> None:
@@ -369,8 +329,10 @@ class StreamTrainer:
         self._model = self._as_model(state)
 
     def _as_model(self, state: StreamState) -> KerasModel:
-        model: KerasModel = self._estimator._copyValues(KerasModel(state.source, history=state.history))
-        return model
+        model = KerasModel(state.source, history=state.history)
+        reset_uid(model, self._estimator.uid)
+        fitted: KerasModel = copy_params(self._estimator, model)
+        return fitted
 
 
 def start_stream(
@@ -400,7 +362,7 @@ def start_stream(
             "fit_stream: expected a streaming DataFrame, of spark.readStream. Received: one that does not stream. "
             "Use fit."
         )
-    if estimator.isSet("checkpointPath"):
+    if optional(estimator, "checkpointPath") is not None:
         raise ConfigurationError(
             "checkpointPath: expected it not to be set. Received: "
             f"{estimator.getOrDefault('checkpointPath')!r}. fit_stream leaves a checkpoint after every "
