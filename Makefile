@@ -16,7 +16,7 @@ PYTEST = -m pytest -n 2 --dist loadscope
 ifdef BACKEND
 # Without TensorFlow, which Keras would import where it is installed. The tests are those in which Keras computes.
 EXTRAS = spark,java,jobs,$(BACKEND),test,dev
-TESTS = tests/backends tests/training tests/modeling $(addprefix tests/spark/test_,fit.py transform.py evaluate.py \
+TESTS = tests/backends tests/rank tests/driver tests/task tests/training tests/modeling $(addprefix tests/spark/test_,fit.py transform.py evaluate.py \
 	failures.py checkpoints.py asynchronous.py published_examples.py)
 export KERAS_BACKEND = $(BACKEND)
 else

@@ -137,9 +137,9 @@ def serve_worker(
 ) -> None:
     """The work of one worker, as its training process does it; a turn is an epoch."""
     from elephant.config import AsynchronousOptions, FitConfig, Timeouts
-    from elephant.training.asynchronous import train_worker
-    from elephant.training.job import TrainingJob
-    from elephant.training.rank_info import RankInfo
+    from elephant.rank.asynchronous.asynchronous_fit import train_worker
+    from elephant.rank.job import TrainingJob
+    from elephant.rank.rank_info import RankInfo
 
     member.exchange(None)
     config = FitConfig(

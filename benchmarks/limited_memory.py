@@ -87,7 +87,7 @@ class Watch:
         while not self._ended.wait(_SAMPLE_S):
             for process in self._executor.children(recursive=True):
                 with contextlib.suppress(psutil.Error):
-                    kind = "training" if "elephant.training" in " ".join(process.cmdline()) else "python_worker"
+                    kind = "training" if "elephant.rank" in " ".join(process.cmdline()) else "python_worker"
                     info = process.memory_info()
                     self.most[kind] = max(self.most[kind], info.rss - info.shared)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import psutil
 
-_SERVER = "elephant.training.forkserver"
+_SERVER = "elephant.task.forkserver"
 # Of the server's command line, behind the name of its module.
 _EXECUTOR = 5
 
@@ -57,7 +57,7 @@ def cpu_by_part() -> Counter[str]:
 def part_of(process: psutil.Process) -> str:
     """Returns which part of a fit a process is."""
     command = " ".join(process.cmdline())
-    if "elephant.training" in command:
+    if "elephant.rank" in command:
         return "training"
     if "pyspark.daemon" in command or "pyspark.worker" in command:
         return "python_workers"

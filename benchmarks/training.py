@@ -1,6 +1,6 @@
 """Training as a team does it, an epoch per turn: as ranks of elephant, or as the user's own ``model.fit``.
 
-Both sides run unmodified: `elephant.training.synchronous.train_rank` on a shard as
+Both sides run unmodified: `elephant.rank.synchronous.train_rank` on a shard as
 Spark would have written it, and ``model.fit`` on arrays in memory. A callback holds
 them at the beginning of every epoch until their turn comes.
 """
@@ -166,8 +166,8 @@ def fit_as_rank(member: Member, training: Training) -> None:
     from elephant.collective import form_collective
     from elephant.config import FitConfig
     from elephant.net import Listener
-    from elephant.training.job import TrainingJob, epoch_plan
-    from elephant.training.synchronous import train_rank
+    from elephant.rank.job import TrainingJob, epoch_plan
+    from elephant.rank.synchronous import train_rank
 
     schema = schema_of(training)
     config = FitConfig(
@@ -252,7 +252,7 @@ def shard_of(schema: Any, x: np.ndarray, y: np.ndarray) -> Any:
 
 def rank_environment(backend: str = "tensorflow") -> dict[str, str]:
     """Returns the environment in which elephant starts a training process with one core."""
-    from elephant.cluster.process import process_environment
+    from elephant.backends.process_environment import process_environment
 
     return process_environment(threads=1, devices=(), backend=backend)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from elephant import collective
-    from elephant.cluster.run import distributed, run
+    from elephant.driver.run import distributed, run
     from elephant.modeling.distributed_optimizer import DistributedOptimizer, broadcast_variables
     from elephant.monitor.listeners import FitListener
     from elephant.spark.adapt import adapt
@@ -58,10 +58,10 @@ _HOME = {
     "adapt": "elephant.spark.adapt",
     "broadcast_variables": "elephant.modeling.distributed_optimizer",
     "decode_images": "elephant.training.images",
-    "distributed": "elephant.cluster.run",
+    "distributed": "elephant.driver.run",
     "load_spark_model": "elephant.spark.rdd.mllib",
     "predict_udf": "elephant.spark.udf",
-    "run": "elephant.cluster.run",
+    "run": "elephant.driver.run",
 }
 # What brings a package that is not always installed: extras of elephant-spark.
 _EXTRAS = {"pyspark": "spark", "py4j": "spark", "tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}

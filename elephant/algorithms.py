@@ -12,7 +12,7 @@ algorithm                  frequency ``"batch"``                 k steps, or ``"
 =========================  ====================================  ==============================================
 
 The options, their help and the checks of a fit come from what is registered here. Nothing is imported: the command
-line reads the names too. `elephant.training.push_strategies` connects an algorithm to Keras.
+line reads the names too. `elephant.rank.asynchronous.push_strategies` connects an algorithm to Keras.
 """
 
 from __future__ import annotations

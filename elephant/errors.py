@@ -370,3 +370,32 @@ def warn_user(text: str) -> None:
     while frame.f_back is not None and _is_machinery(frame):
         level, frame = level + 1, frame.f_back
     warnings.warn(text, UserWarning, stacklevel=level)
+
+
+# Kinds of failures without an error: a process of a rank has ended, or frozen, and could not say so itself.
+ENDED = "elephant.ProcessEnded"
+FROZEN = "elephant.ProcessFrozen"
+# The coordinator beside rank 0 was killed, has frozen, or ended by itself.
+COORDINATOR_LOST = "elephant.CoordinatorLost"
+SUPERSEDED = kind_of(SupersededError(""))
+
+
+def is_retryable(kind: str) -> bool:
+    """Returns whether an error is of a kind that another attempt may not meet, of the same task or of the whole fit.
+
+    A process that ended without a word is of such a kind, however it did: libraries end it so where a device fails.
+
+    Args:
+        kind: What `kind_of` says of it.
+
+    >>> is_retryable("elephant.PeerLostError"), is_retryable("elephant.DataError"), is_retryable("ConnectionResetError")
+    (True, False, False)
+    """
+    return kind in _RETRYABLE
+
+
+def _kinds(error: type[NetworkError]) -> set[str]:
+    return {f"elephant.{error.__name__}"}.union(*(_kinds(child) for child in error.__subclasses__()))
+
+
+_RETRYABLE = frozenset({ENDED, FROZEN, COORDINATOR_LOST, *_kinds(NetworkError)} - {SUPERSEDED})

@@ -22,15 +22,15 @@ import numpy as np
 
 from elephant.backends import BACKENDS
 from elephant.backends.gradient_averager import GradientAverager
-from elephant.cluster.gpu.devices import Device, devices_of_task, host_gpus, listed_devices
-from elephant.cluster.gpu.plan import HOSTS, ResourcePlan
-from elephant.cluster.launch import results_of
-from elephant.cluster.launcher import LocalLauncher, coordinate_here
-from elephant.cluster.run import function_spec, pickled_call, unpickled
+from elephant.cluster.gpu_plan import HOSTS, ResourcePlan
 from elephant.collective.api import current_collective
 from elephant.config import FitConfig, Timeouts
+from elephant.driver.launch import results_of
+from elephant.driver.launcher import LocalLauncher, coordinate_here
+from elephant.driver.run import function_spec, pickled_call, unpickled
 from elephant.errors import WorkerFailure
 from elephant.monitor.progress import Progress
+from elephant.task.gpu_devices import Device, devices_of_task, host_gpus, listed_devices
 from elephant.testing import fit_local, run_local
 
 OK, MISS, SKIPPED = "ok", "MISS", "skipped"

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from elephant.cluster.gpu.plan import NONE, ResourcePlan
-from elephant.cluster.launch import results_of
-from elephant.cluster.launcher import LocalLauncher, coordinate_here
-from elephant.cluster.rendezvous import installed_versions
-from elephant.cluster.run import check_call, function_spec, pickled_call, pickler, unpickled
-from elephant.cluster.specs import TaskSpec
+from elephant.cluster.gpu_plan import NONE, ResourcePlan
 from elephant.config import FitConfig, Timeouts
 from elephant.data.casting import lists_of
 from elephant.data.schema import DENSE, FEATURES, LABEL, SCALAR, DataSchema, Field, nest_of, role_of
+from elephant.driver.launch import results_of
+from elephant.driver.launcher import LocalLauncher, coordinate_here
+from elephant.driver.run import check_call, function_spec, pickled_call, pickler, unpickled
 from elephant.errors import DataError, brief_errors
 from elephant.monitor.progress import Progress
 from elephant.options import FIT, options_of, refuse_unknown
+from elephant.task.rendezvous import installed_versions
+from elephant.task.specs import TaskSpec
 
 if TYPE_CHECKING:
     import keras
@@ -140,10 +140,10 @@ def fit_local(
         >>> len(history["loss"])  # doctest: +SKIP
         2
     """
+    from elephant.driver.driver_turns import SynchronousEpochs
     from elephant.modeling.model_spec import model_source
-    from elephant.training.callbacks import check_callbacks
-    from elephant.training.driver_turns import SynchronousEpochs
-    from elephant.training.job import TrainingJob, limited
+    from elephant.rank.callbacks import check_callbacks
+    from elephant.rank.job import TrainingJob, limited
 
     refuse_unknown("fit_local", options, [*_OPTIONS, *_ARGUMENTS])
     given = {"num_workers": num_workers, "validation_fraction": validation_split, "use_gpu": False, "verbose": verbose}

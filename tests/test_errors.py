@@ -10,9 +10,9 @@ import pytest
 from tables import every_case
 
 from elephant import errors
-from elephant.cluster.task import RankProcessError
 from elephant.monitor.events import RankFailure
-from elephant.training import __main__ as program
+from elephant.rank import __main__ as program
+from elephant.task.task import RankProcessError
 
 
 def test_worker_error_when_pickled_then_keeps_its_data():
@@ -119,7 +119,7 @@ def test_error_when_a_callback_of_the_user_raises_it_then_is_shown_from_there_on
     def callback():
         int("no number")
 
-    fit = module("elephant.training.driver_turns", "def fit(callback):\n    callback()")
+    fit = module("elephant.driver.driver_turns", "def fit(callback):\n    callback()")
     with pytest.raises(ValueError, match="no number") as failure:
         errors.brief_errors(fit.fit)(callback)
     assert frames(failure.value)[1:] == ["callback"]

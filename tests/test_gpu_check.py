@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from elephant.cluster.gpu.devices import host_gpus, listed_devices
+from elephant.task.gpu_devices import host_gpus, listed_devices
 
 # A machine for GPUs has no Spark.
 WITHOUT_SPARK = """

@@ -10,9 +10,9 @@ import pytest
 from keras_reference import classifier_data, regression_model
 
 from elephant import collective, testing
-from elephant.cluster.specs import TaskSpec
 from elephant.errors import WorkerFailure
 from elephant.storage.user_files import make_folder, put_down, taken_files
+from elephant.task.specs import TaskSpec
 
 
 def content_of(folder):

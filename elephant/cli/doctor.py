@@ -37,7 +37,7 @@ from elephant.cluster.checks.machine_checks import (
 from elephant.cluster.checks.preflight import Requirements, check_session
 from elephant.cluster.checks.registry import FAILURE, UNKNOWN, CheckResult, Phase, check_result, run_phase
 from elephant.cluster.executors import awaited_slots, count_slots, running_executors
-from elephant.cluster.gpu.plan import ResourceRequest
+from elephant.cluster.gpu_plan import ResourceRequest
 from elephant.cluster.session import is_local, is_remote, jvm_context, session_settings
 from elephant.config import Timeouts
 from elephant.errors import ConfigurationError, NetworkError, short_text
@@ -208,7 +208,7 @@ class ClusterExamination:
     def __init__(
         self, session: SparkSession, *, num_workers: int | None, mode: str, gpu: bool, timeout_s: float
     ) -> None:
-        from elephant.cluster.coordinator_location import may_host
+        from elephant.driver.coordinator_location import may_host
 
         self._session = session
         self._settings = session_settings(session)
@@ -242,7 +242,7 @@ class ClusterExamination:
     def executors(self) -> list[CheckResult]:
         """Checks the executors' facts, and whether they reach the driver."""
         from elephant.cluster.addresses import driver_addresses
-        from elephant.cluster.coordinator_location import ReachabilityProbe, connect_back_function
+        from elephant.driver.coordinator_location import ReachabilityProbe, connect_back_function
 
         host = "" if is_remote(self._session) else self._settings.get("spark.driver.host", "")
         with contextlib.ExitStack() as closing:

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elephant.cluster.run import run
 from elephant.config import Timeouts
+from elephant.driver.run import run
 from elephant.errors import ClusterError, ConfigurationError, ElephantError, UnsupportedError, short_text
 
 if TYPE_CHECKING:

@@ -19,11 +19,9 @@ import pyarrow as pa
 import pyspark
 from packaging.version import Version
 
-from elephant.cluster.process import process_environment
+from elephant.backends.process_environment import process_environment
 from elephant.cluster.session import jvm_context, release
 from elephant.cluster.spark_job import described
-from elephant.cluster.specs import RESULT_SCHEMA
-from elephant.cluster.task import InputStreamError
 from elephant.data.casting import prepared_batch, prepared_batches
 from elephant.data.file_sources import Part, PlannedFiles, deal_files
 from elephant.data.records import RecordPlan
@@ -46,8 +44,14 @@ _SHUFFLES = frozenset({"Repartition", "RepartitionByExpression"})
 
 # PySpark 4.0 has a profile for mapInArrow, and toArrow.
 SINCE_4 = release(pyspark.__version__) >= Version("4")
+# One row of rank and result.
+RESULT_SCHEMA = "rank int, result binary"
 # What each task runs: record batches of prepared columns come in, one row of rank and result goes out.
 TaskFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+class InputStreamError(TrainingError):
+    """Spark hands on no more rows. It knows why, such as a row that cannot be computed, and says it of the task."""
 
 
 def num_partitions(frame: DataFrame) -> int | None:
@@ -315,7 +319,7 @@ class RecordFiles(PlannedFiles):
 
     def first(self, columns: list[str]) -> pa.RecordBatch | None:
         """Returns some rows, which this very process reads: the driver, which has TensorFlow already."""
-        from elephant.training.input.tfrecord_reader import read_shares
+        from elephant.rank.input.tfrecord_reader import read_shares
 
         features = {name: self.features[name] for name in columns}
         batches = read_shares(self.url, [(file, 0, 1) for file in self.files], features)
@@ -337,7 +341,7 @@ class RecordFiles(PlannedFiles):
 def _read_in_process(asked: bytes, failure_file: Path) -> Iterator[pa.RecordBatch]:
     # Copies of remote files go where this task's other files are, and with them.
     environment = process_environment(threads=1, devices=[], backend=None, more={"TMPDIR": str(failure_file.parent)})
-    command = [sys.executable, "-m", "elephant.training.input.tfrecord_reader", str(failure_file)]
+    command = [sys.executable, "-m", "elephant.rank.input.tfrecord_reader", str(failure_file)]
     process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         _send(process.stdin, asked)

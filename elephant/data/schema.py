@@ -1,6 +1,6 @@
 """Schema of the prepared columns of a fit.
 
-`elephant.spark.column_types` decides which of the user's columns become which role, and `elephant.data.casting`
+`elephant.spark.columns.column_types` decides which of the user's columns become which role, and `elephant.data.casting`
 makes them that; everything from there on knows the roles, and the user's names for error messages.
 """
 

@@ -223,7 +223,7 @@ def _trainable(settings: Mapping[str, Any]) -> ModelSpec | Callable[..., Any] | 
         builder: Callable[..., Any] = resolve("model", name)
         return builder
     if MODEL_FILE.search(name):
-        from elephant.spark.model_files import source_of
+        from elephant.spark.saving.model_files import source_of
 
         return source_of(name, _custom_objects(settings), trusted=trusted)
     return _saved(name, trusted)
@@ -248,7 +248,7 @@ def _saved(path: str, trusted: bool | None) -> KerasModel:
 
 def _wrapped(model: Any, settings: Mapping[str, Any]) -> KerasModel:
     import elephant
-    from elephant.spark.model_files import source_of
+    from elephant.spark.saving.model_files import source_of
 
     fitted = elephant.KerasModel(source_of(model, _custom_objects(settings)))
     # As the estimator has it, where nobody says otherwise.

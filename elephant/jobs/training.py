@@ -103,7 +103,7 @@ def require_trusted_job(session: SparkSession, before: Mapping[str, Any], settin
         before: The job that was kept.
         settings: Those that are given now. Whoever gives one again answers for it.
     """
-    from elephant.spark.trust import is_trusted, require_trust
+    from elephant.spark.saving.trust import is_trusted, require_trust
 
     if is_trusted(settings.get("trusted"), session):
         return
@@ -159,7 +159,7 @@ def train(session: SparkSession, settings: Mapping[str, Any]) -> dict[str, list[
     """
     from elephant.spark.fit import require_own_folder
     from elephant.spark.params import fit_config
-    from elephant.spark.persistence import history_of
+    from elephant.spark.saving.persistence import history_of
 
     output = Output(session, settings["output"], settings.get("saveMode", DEFAULT_SAVE_MODE))
     output.refuse_inside(settings)

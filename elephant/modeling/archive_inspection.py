@@ -30,7 +30,7 @@ from elephant.errors import ConfigurationError
 from elephant.storage.folder import DAMAGES
 
 # The config of the model, by the name that it has in HDF5; and that of its compile settings, which
-# `elephant.spark.model_files` writes there.
+# `elephant.spark.saving.model_files` writes there.
 _MODEL = "model_config"
 COMPILED_IN_HDF5 = "elephant_optimizer/elephant_compile_config"
 

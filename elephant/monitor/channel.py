@@ -269,7 +269,7 @@ class Channel:
 
 
 class ChannelClient:
-    """A rank's end, as the `elephant.training.job.Reporter` of its training.
+    """A rank's end, as the `elephant.rank.job.Reporter` of its training.
 
     Leaving its ``with`` block without an error waits until the driver has heard everything.
     """

@@ -13,7 +13,7 @@ from pyspark.sql.types import ArrayType, DateType, StringType, TimestampNTZType,
 from elephant.cluster.spark_job import described
 from elephant.data.schema import DENSE, FEATURES, RAGGED, TEXT, Field
 from elephant.errors import ConfigurationError, SchemaError, brief_errors
-from elephant.spark.column_statistics import (
+from elephant.spark.columns.column_statistics import (
     TokenCounts,
     moments,
     no_rows,
@@ -21,7 +21,15 @@ from elephant.spark.column_statistics import (
     token_counts,
     token_counts_of_layer,
 )
-from elephant.spark.column_types import depth_of, find_column, is_scalar, quoted, raw_field, vector_kind, wrong_type
+from elephant.spark.columns.column_types import (
+    depth_of,
+    find_column,
+    is_scalar,
+    quoted,
+    raw_field,
+    vector_kind,
+    wrong_type,
+)
 
 Columns = str | Sequence[str]
 

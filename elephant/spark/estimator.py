@@ -17,7 +17,6 @@ import keras
 from pyspark.ml import Estimator
 from pyspark.sql import DataFrame
 
-from elephant.cluster.rendezvous import installed_versions
 from elephant.cluster.session import jvm_context
 from elephant.cluster.spark_job import described
 from elephant.config import Timeouts
@@ -29,10 +28,10 @@ from elephant.monitor.report import table_html
 from elephant.monitor.summary import FitSummary, rank_times
 from elephant.monitor.trace import TraceFile
 from elephant.options import BALANCED, OPTIONS, refuse_unknown
+from elephant.rank.job import TrainingJob
 from elephant.spark.fit import class_weights, description_of, remove_checkpoints, train
 from elephant.spark.hadoop_files import write_file
 from elephant.spark.model import KerasModel
-from elephant.spark.model_files import source_of
 from elephant.spark.params import (
     TrainingParams,
     backup_of,
@@ -43,10 +42,11 @@ from elephant.spark.params import (
     optional,
     plain_params,
 )
-from elephant.spark.persistence import CODE, SavedParts, SavedStage
-from elephant.spark.streaming import TrainingStream, start_stream
+from elephant.spark.saving.model_files import source_of
+from elephant.spark.saving.persistence import CODE, SavedParts, SavedStage
+from elephant.spark.saving.streaming import TrainingStream, start_stream
 from elephant.spark.training_data import Files, active_session, dataset_of, is_frame, rows_of_files, rows_of_frame
-from elephant.training.job import TrainingJob
+from elephant.task.rendezvous import installed_versions
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -16,15 +16,15 @@ import numpy as np
 import pyarrow as pa
 
 from elephant.cluster.spark_job import described
-from elephant.cluster.specs import result_row
 from elephant.data.schema import DataSchema
 from elephant.errors import DataError, warn_user
-from elephant.spark.model_batches import ModelRows, PackedFunction, RowShapes
-from elephant.spark.model_cache import PackedModel
+from elephant.task.model_batches import ModelRows, PackedFunction, RowShapes
+from elephant.task.model_cache import PackedModel
+from elephant.task.specs import result_row
 
 if TYPE_CHECKING:
     from elephant.cluster.row_source import RowSource
-    from elephant.training.metric_sums import MetricPart, MetricSums
+    from elephant.rank.metrics.metric_sums import MetricPart, MetricSums
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +94,8 @@ def combined(evaluation: Evaluation, parts: Sequence[bytes]) -> dict[str, Any]:
     Raises:
         DataError: There are none.
     """
-    from elephant.training.input.preprocessing import schema_from_text
-    from elephant.training.metric_sums import MetricPart, results_of
+    from elephant.rank.input.preprocessing import schema_from_text
+    from elephant.rank.metrics.metric_sums import MetricPart, results_of
 
     if not parts:
         raise DataError("evaluate: expected rows. Received: none.")
@@ -125,7 +125,7 @@ def combined(evaluation: Evaluation, parts: Sequence[bytes]) -> dict[str, Any]:
 
 def _metric_sums(evaluation: Evaluation) -> MetricSums:
     model = evaluation.model.loaded().model
-    from elephant.training.metric_sums import MetricSums
+    from elephant.rank.metrics.metric_sums import MetricSums
 
     return MetricSums(model)
 
@@ -147,7 +147,7 @@ def _rows(evaluation: Evaluation, batch_size: int | None) -> ModelRows:
 
 
 def _packed(part: MetricPart, schema: DataSchema, row_shapes: RowShapes) -> bytes:
-    from elephant.training.input.preprocessing import schema_text
+    from elephant.rank.input.preprocessing import schema_text
 
     about = {
         "num_rows": part.num_rows,

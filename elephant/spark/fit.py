@@ -22,21 +22,21 @@ from elephant.checkpoint.manager import Checkpoint, CheckpointManager, Checkpoin
 from elephant.checkpoint.state import changes_of, joined, require_same_fit
 from elephant.cluster.addresses import driver_addresses
 from elephant.cluster.checks.preflight import Requirements, preflight_checked
-from elephant.cluster.coordinator import FitResult
-from elephant.cluster.coordinator_location import coordinates_on_executors
-from elephant.cluster.gpu.plan import ResourcePlan
-from elephant.cluster.launch import train_ranks, train_workers
-from elephant.cluster.rendezvous import installed_versions, no_rows
+from elephant.cluster.gpu_plan import ResourcePlan
 from elephant.cluster.row_source import RowSource
-from elephant.cluster.server_processes import require_ports
 from elephant.cluster.session import is_local, is_remote, setting
 from elephant.cluster.spark_job import counted, described
-from elephant.cluster.specs import TaskSpec, result_row
-from elephant.cluster.warm_processes import warm_workers
+from elephant.cluster.warm_workers import warm_workers
 from elephant.config import FitConfig
 from elephant.data.json_types import require_parts, require_type
 from elephant.data.schema import SCALAR, DataSchema, RowSpec
 from elephant.data.to_numpy import to_values
+from elephant.driver.coordinator import FitResult
+from elephant.driver.coordinator_location import coordinates_on_executors
+from elephant.driver.driver_turns import SynchronousEpochs
+from elephant.driver.launch import train_ranks, train_workers
+from elephant.driver.server_model import ServerModel
+from elephant.driver.server_processes import require_ports
 from elephant.errors import (
     CheckpointError,
     ConfigurationError,
@@ -47,16 +47,16 @@ from elephant.errors import (
 )
 from elephant.modeling.model_spec import ModelSpec
 from elephant.monitor.progress import Progress
+from elephant.rank.asynchronous.async_callbacks import worker_copies
+from elephant.rank.callbacks import packages_of, require_absolute_paths
+from elephant.rank.input.preprocessing import model_rows
+from elephant.rank.job import TrainingJob
+from elephant.rank.shared_state import SharedState
 from elephant.spark.hadoop_files import checkpoint_folder
-from elephant.spark.model_batches import pickled
 from elephant.storage.folder import DAMAGES
-from elephant.training.async_callbacks import worker_copies
-from elephant.training.callbacks import packages_of, require_absolute_paths
-from elephant.training.driver_turns import SynchronousEpochs
-from elephant.training.input.preprocessing import model_rows
-from elephant.training.job import TrainingJob
-from elephant.training.server_model import ServerModel
-from elephant.training.shared_state import SharedState
+from elephant.task.model_batches import pickled
+from elephant.task.rendezvous import installed_versions, no_rows
+from elephant.task.specs import TaskSpec, result_row
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -12,19 +12,17 @@ import numpy as np
 from pyspark.ml import Model
 from pyspark.sql import DataFrame
 
-from elephant.cluster.coordinator import FitResult
+from elephant.driver.coordinator import FitResult
 from elephant.errors import ConfigurationError, brief_errors, warn_user
 from elephant.modeling.model_spec import ModelSpec
 from elephant.monitor.progress import curve_names, plot_curves
 from elephant.monitor.report import curve_svg, table_html
 from elephant.monitor.summary import FitSummary
-from elephant.spark.column_selection import ColumnSelection
+from elephant.spark.columns.column_selection import ColumnSelection
 from elephant.spark.evaluate import Evaluation, evaluate_rows
-from elephant.spark.model_batches import PackedFunction
-from elephant.spark.model_cache import PackedModel
-from elephant.spark.model_files import SUFFIXES, export_model, source_of, write_model
 from elephant.spark.params import ModelParams, chosen_values, input_choice, labelled_choice, optional
-from elephant.spark.persistence import FUNCTIONS, SavedParts, SavedStage
+from elephant.spark.saving.model_files import SUFFIXES, export_model, source_of, write_model
+from elephant.spark.saving.persistence import FUNCTIONS, SavedParts, SavedStage
 from elephant.spark.training_data import frame_of, require_frame, rows_of_frame
 from elephant.spark.transform import (
     add_predictions,
@@ -33,6 +31,8 @@ from elephant.spark.transform import (
     packed_model,
     require_evaluable,
 )
+from elephant.task.model_batches import PackedFunction
+from elephant.task.model_cache import PackedModel
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,6 +15,7 @@ from pyspark.ml.param import Param, Params, TypeConverters
 from elephant.backends import current
 from elephant.compression import check_compression
 from elephant.config import FitConfig, Timeouts
+from elephant.driver.driver_callbacks import check_asynchronous_callbacks
 from elephant.errors import ConfigurationError, UnsupportedError
 from elephant.modeling.model_info import ModelInfo
 from elephant.monitor.listeners import FitListener
@@ -37,11 +38,10 @@ from elephant.options import (
     to_weight_columns,
 )
 from elephant.parameter_server.protocol import check_encoding
-from elephant.spark.column_selection import ColumnSelection
-from elephant.spark.model_files import source_of
-from elephant.training.callbacks import check_callbacks
-from elephant.training.driver_callbacks import check_asynchronous_callbacks
-from elephant.training.job import BatchFunctions, limited
+from elephant.rank.callbacks import check_callbacks
+from elephant.rank.job import BatchFunctions, limited
+from elephant.spark.columns.column_selection import ColumnSelection
+from elephant.spark.saving.model_files import source_of
 
 _P = TypeVar("_P", bound=Params)
 # Of a value, where a stage is shown.

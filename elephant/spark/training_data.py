@@ -49,8 +49,13 @@ from elephant.data.parquet import (
 from elephant.data.schema import DataSchema
 from elephant.errors import ClusterError, ConfigurationError, DataError, SchemaError
 from elephant.modeling.model_info import ModelInfo
-from elephant.spark.column_selection import ColumnSelection
-from elephant.spark.column_types import raw_training_schema, selected_columns, training_schema, undecided_vectors
+from elephant.spark.columns.column_selection import ColumnSelection
+from elephant.spark.columns.column_types import (
+    raw_training_schema,
+    selected_columns,
+    training_schema,
+    undecided_vectors,
+)
 from elephant.spark.hadoop_files import running_session
 from elephant.storage.filesystem import Found, absolute, has_folder, list_files, open_file_system
 
@@ -335,7 +340,7 @@ def _open_records(
         features = {column.name: _feature_of(column) for column in columns.fields}
     else:
         # Here, because it needs TensorFlow, which other formats do not.
-        from elephant.training.input.tfrecord_reader import describe
+        from elephant.rank.input.tfrecord_reader import describe
 
         features = describe(url, found)
         strings = _string_columns(facts, choice)

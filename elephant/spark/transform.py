@@ -21,17 +21,18 @@ from pyspark.sql.types import DataType, StructField, StructType
 
 from elephant.cluster.row_source import FrameRows
 from elephant.cluster.session import release, require_running
-from elephant.cluster.warm_processes import warm_workers
+from elephant.cluster.warm_workers import warm_workers
 from elephant.data.ragged import Values
 from elephant.data.schema import DataSchema, pack
 from elephant.errors import ConfigurationError, DataError, SchemaError
 from elephant.modeling.model_info import ModelInfo
 from elephant.modeling.model_spec import ModelSpec, Servable
-from elephant.spark.column_selection import ColumnSelection, target_inputs
-from elephant.spark.column_types import input_schema, raw_input_schema, selected_columns, undecided_vectors
-from elephant.spark.model_batches import PackedFunction, pickled
-from elephant.spark.model_cache import PackedModel
-from elephant.spark.predict_task import (
+from elephant.spark.columns.column_selection import ColumnSelection, target_inputs
+from elephant.spark.columns.column_types import input_schema, raw_input_schema, selected_columns, undecided_vectors
+from elephant.spark.training_data import spark_type
+from elephant.task.model_batches import PackedFunction, pickled
+from elephant.task.model_cache import PackedModel
+from elephant.task.predict_task import (
     PROBABILITY,
     OutputColumn,
     Prediction,
@@ -208,7 +209,7 @@ def arrow_udf(task: Prediction, columns: Sequence[OutputColumn]) -> Any:
 
     Spark runs it once for every row: what it takes to be deterministic it repeats, where a filter uses the result.
     """
-    kind = columns[0].spark_type if len(columns) == 1 else struct_of(columns)
+    kind = spark_type(columns[0].arrow_type) if len(columns) == 1 else struct_of(columns)
     function = functools.partial(predict_structs, task, tuple(columns))
     return as_arrow_udf(function, kind).asNondeterministic()
 
@@ -227,7 +228,7 @@ def as_arrow_udf(function: Callable[[Iterable[Any]], Iterator[pa.Array]], kind: 
 
 def struct_of(columns: Sequence[OutputColumn]) -> StructType:
     """Returns the type of a struct of output columns."""
-    return StructType([StructField(column.name, column.spark_type) for column in columns])
+    return StructType([StructField(column.name, spark_type(column.arrow_type)) for column in columns])
 
 
 def _with_udf(frame: DataFrame, inputs: Sequence[Column], task: Prediction, added: Sequence[OutputColumn]) -> DataFrame:

@@ -24,7 +24,7 @@ from pyspark.sql import functions as F  # noqa: N812  (the name that every user 
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import DataType, StructField, StructType, _parse_datatype_string
 
-from elephant.cluster.warm_processes import warm_workers
+from elephant.cluster.warm_workers import warm_workers
 from elephant.data.casting import lists_of, prepared_column
 from elephant.data.ragged import Values
 from elephant.data.schema import FEATURES, DataSchema, role_of
@@ -33,14 +33,18 @@ from elephant.errors import ConfigurationError, DataError, SchemaError, brief_er
 from elephant.modeling.archive_inspection import UNREADABLE, code_of_file
 from elephant.modeling.model_info import InputInfo, ModelInfo
 from elephant.modeling.model_spec import Servable
-from elephant.spark.column_selection import ColumnSelection, element_type, given_inputs, target_inputs
-from elephant.spark.column_types import raw_field, raw_input_schema
+from elephant.rank.input.user_batches import as_array, user_array
+from elephant.spark.columns.column_selection import ColumnSelection, element_type, given_inputs, target_inputs
+from elephant.spark.columns.column_types import raw_field, raw_input_schema
 from elephant.spark.hadoop_files import read_model_bytes
 from elephant.spark.model import KerasModel
-from elephant.spark.model_batches import ROWS_OF_FUNCTION, PackedFunction, pickled
-from elephant.spark.model_cache import PackedModel
 from elephant.spark.params import input_choice, optional
-from elephant.spark.predict_task import (
+from elephant.spark.saving.trust import is_trusted, require_trust
+from elephant.spark.training_data import spark_type
+from elephant.spark.transform import as_arrow_udf, checked_batch_size, packed, require_predicting, struct_of
+from elephant.task.model_batches import ROWS_OF_FUNCTION, PackedFunction, pickled
+from elephant.task.model_cache import PackedModel
+from elephant.task.predict_task import (
     VECTOR_TYPE,
     Argument,
     Arguments,
@@ -54,10 +58,6 @@ from elephant.spark.predict_task import (
     prepared_groups,
     raw_columns,
 )
-from elephant.spark.training_data import spark_type
-from elephant.spark.transform import as_arrow_udf, checked_batch_size, packed, require_predicting, struct_of
-from elephant.spark.trust import is_trusted, require_trust
-from elephant.training.input.user_batches import as_array, user_array
 
 _FILES = (".keras", ".h5")
 
@@ -109,7 +109,7 @@ def predict_udf(
     if returnType is not None:
         kind = _parse_datatype_string(returnType) if isinstance(returnType, str) else returnType
     elif facts is not None:
-        kind = columns[0].spark_type if len(columns) == 1 else struct_of(columns)
+        kind = spark_type(columns[0].arrow_type) if len(columns) == 1 else struct_of(columns)
     else:
         raise ConfigurationError(
             "returnType: expected the type that the UDF returns, because executors alone load the model. "

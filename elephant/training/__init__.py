@@ -1,1 +1,1 @@
-"""Training process of one rank: its job, Keras' own fit, and the agreement of all ranks."""
+"""Names that users' models and fits hold: decoding of images, warm-up of the learning rate."""

@@ -115,8 +115,8 @@ def test_predictions_when_batches_differ_in_size_then_are_those_of_the_model(poo
 
         from elephant.data.schema import DENSE, DataSchema, Field
         from elephant.data.shard import Shard
-        from elephant.training.input.tensors import Tensors
-        from elephant.training.predictor import Predictor
+        from elephant.rank.input.tensors import Tensors
+        from elephant.rank.predictor import Predictor
 
         rows = np.random.default_rng(0).normal(size=(20, 6)).astype("float32")
         model = small_model(adam)

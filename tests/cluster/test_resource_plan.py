@@ -8,7 +8,7 @@ import pytest
 from tables import every_case
 
 from elephant.cluster.executors import TaskProfile
-from elephant.cluster.gpu.plan import HOSTS, NONE, SPARK, ResourceRequest, plan, slots_per_executor
+from elephant.cluster.gpu_plan import HOSTS, NONE, SPARK, ResourceRequest, plan, slots_per_executor
 from elephant.errors import ClusterError, ConfigurationError
 
 LOCALS = ("local", "local[4]", "local[*]", "local[*, 4]")

@@ -3,8 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from elephant.cluster.row_source import run_on_stream
-from elephant.cluster.task import InputStreamError
+from elephant.cluster.row_source import InputStreamError, run_on_stream
 
 BATCH = pa.RecordBatch.from_pydict({"x": [1]})
 

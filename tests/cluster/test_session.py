@@ -9,8 +9,8 @@ import pytest
 from tables import every_case
 
 from elephant.cluster.addresses import client_addresses, driver_addresses
-from elephant.cluster.coordinator_location import coordinates_on_executors
 from elephant.cluster.session import is_remote, jvm_context, require_connect, require_master, require_running
+from elephant.driver.coordinator_location import coordinates_on_executors
 from elephant.errors import ClusterError, ConfigurationError, NetworkError, UnsupportedError
 
 

@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from elephant.cluster.row_source import RecordFiles
 from elephant.errors import DataError
+from elephant.rank.input.tfrecord_reader import describe, read_shares
 from elephant.storage.filesystem import list_files
-from elephant.training.input.tfrecord_reader import describe, read_shares
 
 
 def feature_of(value):

@@ -99,7 +99,7 @@ def assert_equals_one_process(outcome, epochs):
 
 def assert_nothing_trains():
     deadline = time.monotonic() + 30
-    while (left := processes_of("elephant.training")) and time.monotonic() < deadline:
+    while (left := processes_of("elephant.rank")) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert left == []
 
@@ -112,7 +112,7 @@ def assert_proxy_unused(hosts):
 def test_synchronous_fit_when_a_link_is_cut_and_mended_in_time_then_equals_one_process_without_a_proxy(hosts, begin):
     training = begin(epochs=6, pause_s=0.2)
     training.await_steps(2, 4)
-    assert {process.environ()["ALL_PROXY"] for process in processes_of("elephant.training")} == {hosts.proxy_url}
+    assert {process.environ()["ALL_PROXY"] for process in processes_of("elephant.rank")} == {hosts.proxy_url}
     training.cut((0, 2), (1, 2))
     time.sleep(1.0)
     training.heal((0, 2), (1, 2))

@@ -12,8 +12,8 @@ from elephant.checkpoint.manager import read_arrays, write_arrays
 from elephant.data.schema import RowSpec, TensorSpec
 from elephant.modeling.model_spec import Servable, model_source
 from elephant.modeling.variables import build_variables, read_variables, write_variables
-from elephant.spark.persistence import _arrays, _files_of
-from elephant.spark.streaming import StreamState
+from elephant.spark.saving.persistence import _arrays, _files_of
+from elephant.spark.saving.streaming import StreamState
 
 ROWS = np.random.default_rng(0).normal(size=(16, 6)).astype("float32")
 OF_ROWS = RowSpec(0, (TensorSpec((6,), "float32"),))

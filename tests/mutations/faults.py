@@ -8,12 +8,12 @@ from fault import Fault
 
 _NET = "tests/net"
 _SERVERS = "tests/parameter_server"
-_TRAINING = "tests/training"
-_SYNCHRONOUS = f"{_TRAINING}/test_synchronous.py"
-_FEED = f"{_TRAINING}/test_feed.py"
+_RANK = "tests/rank"
+_SYNCHRONOUS = f"{_RANK}/test_synchronous.py"
+_FEED = f"{_RANK}/test_feed.py"
 _KEEPING = f"{_SERVERS}/test_server_parts.py"
-_LOCAL_STEPS = f"{_TRAINING}/test_local_sgd.py::test_weights_when_ranks_train_alone_then_equal_the_weighted_average"
-_BATCH_NORM = f"{_TRAINING}/test_batch_norm.py::test_weights_and_statistics_when_synchronised_then_equal_one_process"
+_LOCAL_STEPS = f"{_RANK}/test_local_sgd.py::test_weights_when_ranks_train_alone_then_equal_the_weighted_average"
+_BATCH_NORM = f"{_RANK}/test_batch_norm.py::test_weights_and_statistics_when_synchronised_then_equal_one_process"
 
 FAULTS = (
     # Files of workers
@@ -57,58 +57,58 @@ FAULTS = (
     ),
     Fault(
         name="elements-of-one-rank",
-        file="elephant/training/trials/coupling.py",
+        file="elephant/rank/trials/coupling.py",
         old="of_all = total(elements if share else 0.0)",
         new="of_all = elements",
         breaks="A mean over unmasked elements is weighted by rows.",
-        tests=("tests/training/test_coupling.py",),
+        tests=("tests/rank/test_coupling.py",),
     ),
     Fault(
         name="sum-averaged",
-        file="elephant/training/trials/coupling.py",
+        file="elephant/rank/trials/coupling.py",
         old="return 1.0 / share if share else 0.0",
         new="return 1.0",
         breaks="A loss that is a sum is averaged over the ranks.",
-        tests=("tests/training/test_coupling.py",),
+        tests=("tests/rank/test_coupling.py",),
     ),
     Fault(
         name="trial-in-inference",
-        file="elephant/training/trials/row_dependence.py",
+        file="elephant/rank/trials/row_dependence.py",
         old="((True, True), (True, False), (False, False))",
         new="((False, False),)",
         breaks="Rows that meet in training alone are not found.",
-        tests=("tests/training/test_row_dependence.py",),
+        tests=("tests/rank/test_row_dependence.py",),
     ),
     Fault(
         name="trial-leaves-state",
-        file="elephant/training/trials/row_dependence.py",
+        file="elephant/rank/trials/row_dependence.py",
         old="            if _has_changed(variable, value):\n                variable.assign(value)\n",
         new="            pass\n",
         breaks="The trial of a model leaves its variables changed.",
-        tests=("tests/training/test_row_dependence.py",),
+        tests=("tests/rank/test_row_dependence.py",),
     ),
     Fault(
         name="share-of-whole-epoch",
-        file="elephant/training/rank_progress.py",
+        file="elephant/rank/rank_progress.py",
         old="return self.plan.share_at(self.rank, self._number)",
         new="return self.plan.share_between(self.rank, 0, self.plan.pass_steps)",
         breaks="A step's gradient is weighted by the rows of the epoch, and a rank that idles counts.",
         tests=(
-            f"{_TRAINING}/test_steps_per_epoch.py::test_plan_when_an_epoch_spans_passes_then_shares_are_those_of_the_steps_in_the_pass",
+            f"{_RANK}/test_steps_per_epoch.py::test_plan_when_an_epoch_spans_passes_then_shares_are_those_of_the_steps_in_the_pass",
             f"{_SYNCHRONOUS}::test_weights_when_trained_by_n_ranks_then_equal_one_process",
         ),
     ),
     Fault(
         name="run-over-steps-of-several-weights",
-        file="elephant/training/rank_progress.py",
+        file="elephant/rank/rank_progress.py",
         old="plan.next_change(number) - number, ",
         new="",
         breaks="Steps that are taken by one call all have the weight of the first.",
-        tests=(f"{_TRAINING}/test_step_runs.py",),
+        tests=(f"{_RANK}/test_step_runs.py",),
     ),
     Fault(
         name="share-of-wrong-window",
-        file="elephant/training/synchronous.py",
+        file="elephant/rank/synchronous.py",
         old="self._share.since(self._averaged_at))",
         new="self._share.since(0))",
         breaks="Weights are averaged by the rows of the epoch so far and not by those since the last average.",
@@ -116,11 +116,11 @@ FAULTS = (
     ),
     Fault(
         name="kernel-weighs-as-in-the-first-step",
-        file="elephant/training/rank_progress.py",
+        file="elephant/rank/rank_progress.py",
         old="self.cell[0] = self()",
         new="self.cell[0] = self.cell[0] or self()",
         breaks="TensorFlow's kernel weighs the ranks in every step as in the first one.",
-        tests=(f"{_TRAINING}/test_exchange_kernel.py::test_share_when_a_step_begins_then_is_in_memory_for_the_kernel",),
+        tests=(f"{_RANK}/test_exchange_kernel.py::test_share_when_a_step_begins_then_is_in_memory_for_the_kernel",),
     ),
     Fault(
         name="kernel-of-some-ranks",
@@ -128,7 +128,7 @@ FAULTS = (
         old='self.collective.allreduce_(has_it, "min")',
         new='self.collective.allreduce_(has_it, "max")',
         breaks="Ranks with TensorFlow's kernel wait for others that have none.",
-        tests=(f"{_TRAINING}/test_exchange_kernel.py::test_kernel_when_one_rank_lacks_it_then_none_uses_it",),
+        tests=(f"{_RANK}/test_exchange_kernel.py::test_kernel_when_one_rank_lacks_it_then_none_uses_it",),
     ),
     Fault(
         name="kernel-waits-without-end",
@@ -144,7 +144,7 @@ FAULTS = (
         old="return float(weight > 0) if name in self.sums else weight",
         new="return weight",
         breaks="A train_step whose loss is not reduced trains with a part of its gradient.",
-        tests=(f"{_TRAINING}/test_own_steps.py",),
+        tests=(f"{_RANK}/test_own_steps.py",),
     ),
     Fault(
         name="own-places-behind-each-other",
@@ -152,7 +152,7 @@ FAULTS = (
         old="if number != BY_BATCH and named and are_equal(rows):",
         new="if False:",
         breaks="Relative positions that name a row twice are squared rank by rank.",
-        tests=(f"{_TRAINING}/test_lookups.py",),
+        tests=(f"{_RANK}/test_lookups.py",),
     ),
     Fault(
         name="places-of-rows-added",
@@ -160,15 +160,15 @@ FAULTS = (
         old="            if not all(_has_known_rows(tensor) for tensor in operation.inputs):",
         new="            if False:",
         breaks="Places that are repeated for each row are added over the ranks where each has one row.",
-        tests=(f"{_TRAINING}/test_lookups.py",),
+        tests=(f"{_RANK}/test_lookups.py",),
     ),
     Fault(
         name="rehearsal-left-in-variables",
-        file="elephant/training/trials/rehearsal.py",
+        file="elephant/rank/trials/rehearsal.py",
         old="        for variable, value in values:\n            variable.assign(value)\n",
         new="",
         breaks="A rehearsal leaves its rows in the metrics.",
-        tests=(f"{_TRAINING}/test_rehearsal.py",),
+        tests=(f"{_RANK}/test_rehearsal.py",),
     ),
     Fault(
         name="embedding-slices-unweighted",
@@ -188,7 +188,7 @@ FAULTS = (
     ),
     Fault(
         name="statistics-weighted-by-last-step",
-        file="elephant/training/callbacks.py",
+        file="elephant/rank/callbacks.py",
         old="average_moving_statistics(self.model, self._collective, self._share.since(0))",
         new="average_moving_statistics(self.model, self._collective, self._share())",
         breaks="Moving statistics are averaged by the rows of the last step, in which some ranks idle.",
@@ -196,18 +196,18 @@ FAULTS = (
     ),
     Fault(
         name="worker-rows-uncounted",
-        file="elephant/training/driver_callbacks.py",
+        file="elephant/driver/driver_callbacks.py",
         old="sum(rows / total * value for rows, value in known)",
         new="sum(value / len(known) for _, value in known)",
         breaks="Logs of a train_step of the user's own are averaged without regard to rows.",
         tests=(
-            f"{_TRAINING}/test_epochs.py::test_reports_when_a_train_step_logs_what_no_metric_tracks_then_are_averaged_by_rows",
+            f"{_RANK}/test_epochs.py::test_reports_when_a_train_step_logs_what_no_metric_tracks_then_are_averaged_by_rows",
         ),
     ),
     # Validation
     Fault(
         name="validation-keeps-training-metrics",
-        file="elephant/training/callbacks.py",
+        file="elephant/rank/callbacks.py",
         old="            self._callbacks.on_test_begin()\n            self.model.reset_metrics()\n",
         new="            self._callbacks.on_test_begin()\n",
         breaks="A rank without validation rows adds its training metrics to val_loss.",
@@ -215,7 +215,7 @@ FAULTS = (
     ),
     Fault(
         name="validation-without-weights",
-        file="elephant/training/input/feed.py",
+        file="elephant/rank/input/feed.py",
         old="arrays = self._tensors.arrays(self._validated(self._validation_rows(places), int(index)))",
         new="arrays = self._tensors.arrays(self._validated(self._validation_rows(places), int(index)))\n"
         "                if self._shard.schema.weights:\n"
@@ -235,7 +235,7 @@ FAULTS = (
     ),
     Fault(
         name="validation-rows-trained-on",
-        file="elephant/training/input/feed.py",
+        file="elephant/rank/input/feed.py",
         old="places = left_over(rows, self._taken) if len(self._taken) else rows",
         new="places = rows",
         breaks="Rows that are kept for validation are trained on.",
@@ -276,7 +276,7 @@ FAULTS = (
     ),
     Fault(
         name="bucket-order-repeats-every-pass",
-        file="elephant/training/input/feed.py",
+        file="elephant/rank/input/feed.py",
         old="key = (self._config.seed, number, self._rank, pool)",
         new="key = (self._config.seed, 0, self._rank, pool)",
         breaks="With bucketByLength the batches come in the same order in every epoch.",
@@ -341,11 +341,11 @@ FAULTS = (
     ),
     Fault(
         name="gpus-of-a-worker-share-rows",
-        file="elephant/cluster/task.py",
+        file="elephant/task/task.py",
         old="begun += batch.num_rows",
         new="begun = batch.num_rows",
         breaks="The rows of a worker are dealt out unevenly to its GPUs.",
-        tests=("tests/cluster/test_rank_processes.py",),
+        tests=("tests/task/test_rank_processes.py",),
     ),
     # Options that are ignored
     Fault(
@@ -362,7 +362,7 @@ FAULTS = (
         old="return self.batch_size // self.gpus_per_worker",
         new="return self.batch_size",
         breaks="Each GPU of a worker trains on the worker's whole batch.",
-        tests=(f"{_TRAINING}/test_steps_per_epoch.py::test_plan_when_made_of_the_options_of_a_fit_then_follows_them",),
+        tests=(f"{_RANK}/test_steps_per_epoch.py::test_plan_when_made_of_the_options_of_a_fit_then_follows_them",),
     ),
     Fault(
         name="option-pairs",
@@ -382,51 +382,51 @@ FAULTS = (
     ),
     Fault(
         name="option-validation-fraction",
-        file="elephant/training/job.py",
+        file="elephant/rank/job.py",
         old="split_validation(num_rows, config.validation_fraction)",
         new="split_validation(num_rows, 0.0)",
         breaks="validationFraction is ignored.",
-        tests=(f"{_TRAINING}/test_steps_per_epoch.py::test_plan_when_made_of_the_options_of_a_fit_then_follows_them",),
+        tests=(f"{_RANK}/test_steps_per_epoch.py::test_plan_when_made_of_the_options_of_a_fit_then_follows_them",),
     ),
     Fault(
         name="option-seed-of-layers",
-        file="elephant/training/job.py",
+        file="elephant/rank/job.py",
         old="keras.utils.set_random_seed(config.seed % 2**32)",
         new="keras.utils.set_random_seed(0)",
         breaks="What layers draw without a seed of their own does not follow the fit's seed.",
-        tests=(f"{_TRAINING}/test_server_model.py::test_model_when_built_then_follows_the_seed_and_disturbs_nobody",),
+        tests=("tests/driver/test_server_model.py::test_model_when_built_then_follows_the_seed_and_disturbs_nobody",),
     ),
     Fault(
         name="option-learning-rate",
-        file="elephant/training/job.py",
+        file="elephant/rank/job.py",
         old="model.optimizer.learning_rate = config.learning_rate",
         new="pass",
         breaks="learningRate is ignored.",
-        tests=(f"{_TRAINING}/test_learning_rate.py::test_rate_when_the_fit_gives_one_then_replaces_the_model_s",),
+        tests=(f"{_RANK}/test_learning_rate.py::test_rate_when_the_fit_gives_one_then_replaces_the_model_s",),
     ),
     Fault(
         name="option-scaled-rate",
-        file="elephant/training/job.py",
+        file="elephant/rank/job.py",
         old="factor = num_ranks // config.gpus_per_worker",
         new="factor = num_ranks",
         breaks="scaleLearningRate counts the GPUs of a worker as workers.",
-        tests=(f"{_TRAINING}/test_learning_rate.py::test_rate_when_scaled_then_gpus_of_one_worker_count_as_one",),
+        tests=(f"{_RANK}/test_learning_rate.py::test_rate_when_scaled_then_gpus_of_one_worker_count_as_one",),
     ),
     Fault(
         name="option-class-weight",
-        file="elephant/training/synchronous.py",
+        file="elephant/rank/synchronous.py",
         old="BatchFeed(shard, plan, job.config, collective.rank, changes, job.class_weight)",
         new="BatchFeed(shard, plan, job.config, collective.rank, changes)",
         breaks="classWeight is ignored in synchronous fits.",
-        tests=(f"{_TRAINING}/test_models.py::test_weights_when_one_rank_has_class_weights_then_equal_one_process",),
+        tests=(f"{_RANK}/test_models.py::test_weights_when_one_rank_has_class_weights_then_equal_one_process",),
     ),
     Fault(
         name="option-steps-per-epoch",
-        file="elephant/training/job.py",
+        file="elephant/rank/job.py",
         old="steps_per_epoch=config.steps_per_epoch,",
         new="",
         breaks="stepsPerEpoch is ignored.",
-        tests=(f"{_TRAINING}/test_steps_per_epoch.py::test_plan_when_made_of_the_options_of_a_fit_then_follows_them",),
+        tests=(f"{_RANK}/test_steps_per_epoch.py::test_plan_when_made_of_the_options_of_a_fit_then_follows_them",),
     ),
     Fault(
         name="option-weight-column",
@@ -438,11 +438,11 @@ FAULTS = (
     ),
     Fault(
         name="option-operation-timeout",
-        file="elephant/training/program.py",
+        file="elephant/rank/program.py",
         old="operation_timeout_s=timeouts.collective_s,",
         new="",
         breaks="The timeout of an allreduce is ignored.",
-        tests=(f"{_TRAINING}/test_program.py",),
+        tests=(f"{_RANK}/test_program.py",),
     ),
     Fault(
         name="option-silence-of-a-server",
@@ -455,7 +455,7 @@ FAULTS = (
     # Ranks that idle, batch normalization, buckets
     Fault(
         name="stand-in-rows-in-metrics",
-        file="elephant/training/callbacks.py",
+        file="elephant/rank/callbacks.py",
         old="variables = [*metric_variables(self.model), *moving_statistics(self.model)]",
         new="variables = [*moving_statistics(self.model)]",
         breaks="The stand-in rows of a rank that idles count in the metrics.",
@@ -463,7 +463,7 @@ FAULTS = (
     ),
     Fault(
         name="stand-in-rows-in-statistics",
-        file="elephant/training/callbacks.py",
+        file="elephant/rank/callbacks.py",
         old="variables = [*metric_variables(self.model), *moving_statistics(self.model)]",
         new="variables = [*metric_variables(self.model)]",
         breaks="The stand-in rows of a rank that idles move the averages of batch normalization.",
@@ -471,12 +471,12 @@ FAULTS = (
     ),
     Fault(
         name="stand-in-rows-in-local-optimizers",
-        file="elephant/training/callbacks.py",
+        file="elephant/rank/callbacks.py",
         old="            if self._keep_optimizers:\n                variables += optimizer_slots(self.model)\n",
         new="",
         breaks="Stand-in rows move the momenta of a rank that trains alone between two averages.",
         tests=(
-            f"{_TRAINING}/test_steps_per_epoch.py::test_weights_when_ranks_average_them_over_the_end_of_a_pass_then_idle_steps_change_nothing",
+            f"{_RANK}/test_steps_per_epoch.py::test_weights_when_ranks_average_them_over_the_end_of_a_pass_then_idle_steps_change_nothing",
         ),
     ),
     Fault(
@@ -485,9 +485,7 @@ FAULTS = (
         old="_count(inputs, mask, layer._reduction_axes)",
         new="_count(inputs, None, layer._reduction_axes)",
         breaks="Synchronized batch normalization counts values that a mask leaves out.",
-        tests=(
-            f"{_TRAINING}/test_batch_norm.py::test_statistics_when_a_mask_leaves_values_out_then_equal_one_process",
-        ),
+        tests=(f"{_RANK}/test_batch_norm.py::test_statistics_when_a_mask_leaves_values_out_then_equal_one_process",),
     ),
     Fault(
         name="batch-norm-gradient-unweighted",
@@ -504,11 +502,11 @@ FAULTS = (
         new="number + 1 == len(self.buckets) or averager.exchange.submit(\n"
         "                lambda: bucket.reduce(buffer, averager.collective)\n            )",
         breaks="The gradients of the first layers are not averaged.",
-        tests=(f"{_TRAINING}/test_overlap.py::test_weights_when_every_layer_is_a_bucket_then_equal_one_process[{{}}]",),
+        tests=(f"{_RANK}/test_overlap.py::test_weights_when_every_layer_is_a_bucket_then_equal_one_process[{{}}]",),
     ),
     Fault(
         name="drift-unnoticed",
-        file="elephant/training/callbacks.py",
+        file="elephant/rank/callbacks.py",
         old="if len(set(digests)) > 1:",
         new="if len(set(digests)) > collective.world_size:",
         breaks="Ranks whose weights have drifted apart go on.",
@@ -516,7 +514,7 @@ FAULTS = (
     ),
     Fault(
         name="weights-of-rank-0-not-shared",
-        file="elephant/training/synchronous.py",
+        file="elephant/rank/synchronous.py",
         old="    if collective.world_size > 1:\n        share_variables(state_variables(model), collective)\n",
         new="",
         breaks="Ranks whose model function draws other weights begin apart.",
@@ -524,7 +522,7 @@ FAULTS = (
     ),
     Fault(
         name="dropout-alike-on-ranks",
-        file="elephant/training/job.py",
+        file="elephant/rank/job.py",
         old="random_state(seed, rank, index)",
         new="random_state(seed, 1, index)",
         breaks="All ranks but the first drop the same units.",
@@ -682,23 +680,23 @@ FAULTS = (
     ),
     Fault(
         name="process-outlives-its-task",
-        file="elephant/cluster/process.py",
+        file="elephant/task/process.py",
         old="        self.kill()\n        self._process.wait()\n",
         new="",
         breaks="A training process goes on after its Spark task has ended.",
         tests=(
-            "tests/cluster/test_process.py::"
+            "tests/task/test_process.py::"
             "test_process_when_its_block_is_left_while_it_works_then_is_gone_and_so_is_all_that_it_had",
         ),
     ),
     Fault(
         name="work-folder-left",
-        file="elephant/cluster/process.py",
+        file="elephant/task/process.py",
         old="        self._input.close()\n        shutil.rmtree(",
         new="        self._input.close()\n        (lambda *_, **__: None)(",
         breaks="The work folder, with the rows, stays on the executor's disk.",
         tests=(
-            "tests/cluster/test_process.py::"
+            "tests/task/test_process.py::"
             "test_process_when_its_block_is_left_while_it_works_then_is_gone_and_so_is_all_that_it_had",
         ),
     ),
@@ -876,19 +874,19 @@ FAULTS = (
     ),
     Fault(
         name="sharing-callback-on-the-driver",
-        file="elephant/training/driver_turns.py",
+        file="elephant/driver/driver_turns.py",
         old="shared is not None and shared.is_shared(place)",
         new="False",
         breaks="A callback on the driver sets a variable of which the loss on the workers has copies.",
-        tests=("tests/training/test_shared_state.py",),
+        tests=("tests/rank/test_shared_state.py",),
     ),
     Fault(
         name="stop-of-a-batch-comes-late",
-        file="elephant/training/callbacks.py",
+        file="elephant/rank/callbacks.py",
         old="self._stop.agreed = any_rank(self._stop.requested, self._collective)",
         new="pass",
         breaks="A callback that stops in a batch stops the fit one step later than one process.",
-        tests=("tests/training/test_synchronous.py",),
+        tests=("tests/rank/test_synchronous.py",),
     ),
     Fault(
         name="request-unchecked",
@@ -949,71 +947,71 @@ FAULTS = (
     ),
     Fault(
         name="resume-one-epoch-late",
-        file="elephant/training/job.py",
+        file="elephant/rank/job.py",
         old="return 0 if self.state is None else self.state.epochs",
         new="return 0 if self.state is None else self.state.epochs + 1",
         breaks="A fit that goes on leaves out an epoch.",
         tests=(
-            f"{_TRAINING}/test_checkpoints.py::"
+            f"{_RANK}/test_checkpoints.py::"
             "test_fit_when_its_one_rank_goes_on_from_any_checkpoint_then_ends_as_one_that_was_not_interrupted",
         ),
     ),
     Fault(
         name="resume-with-rows-of-first-epoch",
-        file="elephant/training/synchronous.py",
+        file="elephant/rank/synchronous.py",
         old="feed.training_batches(first_epoch=job.first_epoch)",
         new="feed.training_batches()",
         breaks="A fit that goes on uses the rows in the order of its first epochs.",
         tests=(
-            f"{_TRAINING}/test_checkpoints.py::"
+            f"{_RANK}/test_checkpoints.py::"
             "test_fit_when_its_one_rank_goes_on_from_any_checkpoint_then_ends_as_one_that_was_not_interrupted",
         ),
     ),
     Fault(
         name="resume-without-random-state",
-        file="elephant/training/checkpoints.py",
+        file="elephant/rank/checkpoints.py",
         old="    if numbers is not None:\n        _restore_random_numbers(model, numbers)",
         new="    del numbers",
         breaks="Dropout of a fit that goes on repeats the draws of its beginning.",
         tests=(
-            f"{_TRAINING}/test_checkpoints.py::"
+            f"{_RANK}/test_checkpoints.py::"
             "test_fit_when_its_one_rank_goes_on_from_any_checkpoint_then_ends_as_one_that_was_not_interrupted",
         ),
     ),
     Fault(
         name="resume-of-a-worker-repeats-a-step",
-        file="elephant/training/asynchronous.py",
+        file="elephant/rank/asynchronous/asynchronous_fit.py",
         old="return max(applied - 1 if repeats else applied, self._begin)",
         new="return max(applied - 1, self._begin)",
         breaks="A worker that is run again trains on its last batch twice.",
         tests=(
-            f"{_TRAINING}/test_resume.py::test_worker_when_interrupted_at_any_position_then_its_successor_takes_exactly_the_rest",
+            f"{_RANK}/test_resume.py::test_worker_when_interrupted_at_any_position_then_its_successor_takes_exactly_the_rest",
         ),
     ),
     # Failures
     Fault(
         name="echo-blamed",
-        file="elephant/cluster/coordinator_policy.py",
+        file="elephant/driver/coordinator_policy.py",
         old="return next((failure for failure in state.failures if not failure.is_echo), None)",
         new="return next(iter(state.failures), None)  # Not the cause.",
         breaks="A rank that lost a peer is blamed, and not the one that failed.",
-        tests=("tests/cluster/test_coordinator.py",),
+        tests=("tests/driver/test_coordinator.py",),
     ),
     Fault(
         name="exit-is-final",
-        file="elephant/cluster/coordinator.py",
+        file="elephant/driver/coordinator.py",
         old="return is_retryable(failure.kind)",
         new="return is_retryable(failure.kind) and 'exited with' not in failure.message",
         breaks="A fit of which a library ends a process when a device fails is not started again.",
-        tests=("tests/cluster/test_coordinator.py",),
+        tests=("tests/driver/test_coordinator.py",),
     ),
     Fault(
         name="overtaken-attempt-not-ended",
-        file="elephant/cluster/coordinator_policy.py",
+        file="elephant/driver/coordinator_policy.py",
         old="        if failed.kind == SUPERSEDED:",
         new="        if False:",
         breaks="An attempt that a later one has overtaken counts as a lost worker, or fails the fit.",
-        tests=("tests/cluster/test_async_coordinator.py",),
+        tests=("tests/driver/test_async_coordinator.py",),
     ),
     Fault(
         name="silence-unnoticed",
@@ -1033,90 +1031,90 @@ FAULTS = (
     ),
     Fault(
         name="stopped-task-not-awaited",
-        file="elephant/training/__main__.py",
+        file="elephant/rank/__main__.py",
         old="        while is_stopped(self._task):",
         new="        while False:",
         breaks="A Python worker that Spark ends while it is stopped leaves the work folder of its process.",
         tests=(
-            "tests/cluster/test_process.py::test_process_when_its_task_is_stopped_at_its_end_then_waits_and_leaves_no_file",
+            "tests/task/test_process.py::test_process_when_its_task_is_stopped_at_its_end_then_waits_and_leaves_no_file",
         ),
     ),
     Fault(
         name="broken-pipe-of-a-task-unnoticed",
-        file="elephant/training/__main__.py",
+        file="elephant/rank/__main__.py",
         old="            self._pipe.read()\n        finally:",
         new="            self._pipe.read()\n        except EOFError:",
         breaks="A training process whose reading thread fails outlives its task for ever.",
-        tests=("tests/training/test_parent.py",),
+        tests=("tests/rank/test_parent.py",),
     ),
     Fault(
         name="frozen-server-awaited",
-        file="elephant/cluster/warm_processes.py",
+        file="elephant/task/warm_processes.py",
         old="_FORK_S = 4.0",
         new="_FORK_S = 90.0",
         breaks="A frozen warm process costs the next fit a minute and a half.",
         tests=(
-            "tests/cluster/test_warm_processes.py::test_process_when_its_server_has_served_and_is_frozen_then_is_fresh_in_seconds_and_the_next_is_forked",
+            "tests/task/test_warm_processes.py::test_process_when_its_server_has_served_and_is_frozen_then_is_fresh_in_seconds_and_the_next_is_forked",
         ),
     ),
     Fault(
         name="end-of-a-run-unheard-by-its-tasks",
-        file="elephant/cluster/task_link.py",
+        file="elephant/task/task_link.py",
         old="        if self._channel is not None and self._channel.await_end(0.0):\n            raise",
         new="        if False:\n            raise",
         breaks="A worker that reads rows goes on when the fit has failed, and keeps the disk full.",
         tests=(
-            "tests/cluster/test_coordinator_task.py::test_task_when_the_driver_has_ended_the_run_while_it_reads_rows_then_reads_no_more",
+            "tests/task/test_coordinator_task.py::test_task_when_the_driver_has_ended_the_run_while_it_reads_rows_then_reads_no_more",
         ),
     ),
     Fault(
         name="freeze-taken-for-a-kill",
-        file="elephant/cluster/process.py",
+        file="elephant/task/process.py",
         old="        if frozen:",
         new="        if False:",
         breaks="A training process that was frozen is said to have been killed for want of memory.",
-        tests=("tests/cluster/test_process.py::test_process_when_it_is_frozen_then_is_killed_and_named",),
+        tests=("tests/task/test_process.py::test_process_when_it_is_frozen_then_is_killed_and_named",),
     ),
     Fault(
         name="other-rows-of-an-attempt-unnoticed",
-        file="elephant/cluster/coordinator_policy.py",
+        file="elephant/driver/coordinator_policy.py",
         old="if (known.training_rows, known.validation_rows) != (started.training_rows, started.validation_rows):",
         new="if False:",
         breaks="Nobody is told that a DataFrame came out differently for the next attempt of a worker.",
-        tests=("tests/cluster/test_async_coordinator.py",),
+        tests=("tests/driver/test_async_coordinator.py",),
     ),
     # GPUs and pre-flight
     Fault(
         name="gpu-given-twice",
-        file="elephant/cluster/gpu/assignment.py",
+        file="elephant/task/gpu_assignment.py",
         old="            taken.add((card.host, device.identity))\n",
         new="            pass\n",
         breaks="Two ranks of a host compute on the same GPU.",
-        tests=("tests/cluster/test_device_assignment.py",),
+        tests=("tests/task/test_device_assignment.py",),
     ),
     Fault(
         name="gpu-collision-unnoticed",
-        file="elephant/cluster/gpu/assignment.py",
+        file="elephant/task/gpu_assignment.py",
         old="        if other is not card:",
         new="        if False:",
         breaks="Ranks that Spark has given the same GPU wait for each other.",
-        tests=("tests/cluster/test_device_assignment.py",),
+        tests=("tests/task/test_device_assignment.py",),
     ),
     Fault(
         name="gpu-list-of-platform-ignored",
-        file="elephant/cluster/gpu/devices.py",
+        file="elephant/task/gpu_devices.py",
         old="return [platform[int(address)] for address in addresses]",
         new="return list(addresses)",
         breaks="Spark's address of a GPU is taken for CUDA's number where the platform has chosen others.",
-        tests=("tests/cluster/test_devices.py",),
+        tests=("tests/task/test_devices.py",),
     ),
     Fault(
         name="gpus-not-hidden",
-        file="elephant/cluster/process.py",
+        file="elephant/backends/process_environment.py",
         old='return {"CUDA_VISIBLE_DEVICES": "-1"}',
         new="return {}",
         breaks="Workers that are to compute on the CPU take the GPUs of others.",
-        tests=("tests/cluster/test_devices.py",),
+        tests=("tests/task/test_devices.py",),
     ),
     Fault(
         name="slots-off-by-one",
@@ -1128,11 +1126,11 @@ FAULTS = (
     ),
     Fault(
         name="versions-unchecked",
-        file="elephant/cluster/rendezvous.py",
+        file="elephant/task/rendezvous.py",
         old="    if received != driver_versions:",
         new="    if False:",
         breaks="Ranks of another version of Keras train along.",
-        tests=("tests/cluster/test_rendezvous.py",),
+        tests=("tests/task/test_rendezvous.py",),
     ),
     Fault(
         name="disk-floor-ignored",
@@ -1153,28 +1151,28 @@ FAULTS = (
     # Transform
     Fault(
         name="transform-batches-reversed",
-        file="elephant/spark/predict_task.py",
+        file="elephant/task/predict_task.py",
         old="yield [_outputs(prediction, batch) for batch in rows.batches(columns)]",
         new="yield [_outputs(prediction, batch) for batch in rows.batches(columns)][::-1]",
         breaks="Predictions are put beside other rows where a chunk has several batches.",
-        tests=("tests/spark/test_predict_task.py",),
+        tests=("tests/task/test_predict_task.py",),
     ),
     Fault(
         name="transform-rows-of-another-batch",
-        file="elephant/spark/predict_task.py",
+        file="elephant/task/predict_task.py",
         old="batch = kept.pop()",
         new="batch = kept[0]",
         breaks="Predictions are put beside the rows of the partition's first batch.",
-        tests=("tests/spark/test_predict_task.py",),
+        tests=("tests/task/test_predict_task.py",),
     ),
     Fault(
         name="inference-batch-size",
-        file="elephant/spark/model_batches.py",
+        file="elephant/task/model_batches.py",
         old="self._batch_size = batch_size",
         new="self._batch_size = 1 << 30",
         breaks="inferenceBatchSize is ignored, and a partition goes through the model at once.",
         tests=(
-            "tests/spark/test_predict_task.py::"
+            "tests/task/test_predict_task.py::"
             "test_rows_when_they_are_more_than_a_batch_then_go_through_the_model_in_batches_and_in_order",
         ),
     ),
@@ -1188,16 +1186,16 @@ FAULTS = (
     ),
     Fault(
         name="collected-outputs-of-the-first-batch",
-        file="elephant/spark/predict_task.py",
+        file="elephant/task/predict_task.py",
         old="for place in range(num_batches)] for number",
         new="for place in range(1)] for number",
         breaks="KerasModel.predict loses the rows behind the first batch of a chunk.",
-        tests=("tests/spark/test_predict_task.py",),
+        tests=("tests/task/test_predict_task.py",),
     ),
     # Loading
     Fault(
         name="load-names-of-installed-packages",
-        file="elephant/spark/trust.py",
+        file="elephant/spark/saving/trust.py",
         old='return file is None or module.split(".")[0] in _PLATFORM or bool(_INSTALLED & set(Path(file).parts))',
         new='return file is None or module.split(".")[0] in _PLATFORM',
         breaks="A file that nobody trusts may have functions of installed packages called.",
@@ -1208,7 +1206,7 @@ FAULTS = (
     ),
     Fault(
         name="load-imports-from-what-is-loaded",
-        file="elephant/spark/trust.py",
+        file="elephant/spark/saving/trust.py",
         old="return outermost[-1] in (found, *found.parents)",
         new="return False",
         breaks="A saved folder brings a module along, which is imported when it is loaded.",

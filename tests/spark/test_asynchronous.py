@@ -79,7 +79,7 @@ ALGORITHMS = [
 ]
 
 
-@pytest.mark.slow("a fit per algorithm; tests/training/test_push_windows.py holds each of them exactly")
+@pytest.mark.slow("a fit per algorithm; tests/rank/test_push_windows.py holds each of them exactly")
 @pytest.mark.parametrize("options", ALGORITHMS, ids=lambda options: options["algorithm"])
 def test_fit_when_windows_are_exchanged_with_several_servers_or_elastically_then_its_loss_falls(spark, options):
     def unbuilt():
@@ -108,7 +108,7 @@ def normalising_model(optimizer):
     return model
 
 
-@pytest.mark.slow("a fit; tests/training/test_asynchronous.py and test_driver_callbacks.py hold the parts")
+@pytest.mark.slow("a fit; tests/rank/test_asynchronous.py and test_driver_callbacks.py hold the parts")
 def test_fit_when_one_worker_trains_then_everything_equals_one_process_and_callbacks_run_here(spark):
     class Epochs(keras.callbacks.Callback):
         seen = ()
@@ -138,7 +138,7 @@ def test_fit_when_one_worker_trains_then_everything_equals_one_process_and_callb
     assert int(slots.iterations) == 15 and float(np.abs(keras.ops.convert_to_numpy(slots.variables[2])).sum()) > 0
 
 
-@pytest.mark.slow("a fit; tests/training/test_driver_callbacks.py holds the decision")
+@pytest.mark.slow("a fit; tests/driver/test_driver_callbacks.py holds the decision")
 def test_fit_when_early_stopping_has_seen_enough_then_all_workers_stop(spark):
     class Slow(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):

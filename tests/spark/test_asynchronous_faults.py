@@ -130,7 +130,7 @@ def test_fit_when_the_task_of_a_worker_is_killed_then_spark_replaces_it_and_ever
     assert fitted.training_statistics["worker_retries"] == 1
 
 
-@pytest.mark.slow("a fit per placement; tests/training/test_resume.py kills a server without Spark")
+@pytest.mark.slow("a fit per placement; tests/rank/test_resume.py kills a server without Spark")
 @pytest.mark.parametrize("placement", ["driver", "executors"])
 def test_fit_when_the_server_is_killed_then_it_comes_back_and_every_batch_counts_once(
     spark, tmp_path, capsys, placement
@@ -159,7 +159,7 @@ def test_fit_when_a_task_that_hosts_a_server_is_killed_then_ends_in_seconds(spar
     assert time.monotonic() - killed[0] < 30
 
 
-@pytest.mark.slow("a fit; tests/cluster/test_process.py freezes a process without Spark")
+@pytest.mark.slow("a fit; tests/task/test_process.py freezes a process without Spark")
 def test_fit_when_a_worker_freezes_then_its_task_replaces_it(spark, tmp_path, capsys):
     with when_training(tmp_path, lambda workers: os.kill(workers[1], signal.SIGSTOP)):
         fitted = estimator_of(tmp_path, timeouts={"heartbeat_s": 4.0}).fit(frame_of(spark))
@@ -175,7 +175,7 @@ def test_fit_when_the_task_of_a_worker_freezes_then_ends_without_it_and_every_ba
     assert_exact(fitted)
 
 
-@pytest.mark.slow("a fit; tests/cluster/test_async_coordinator.py holds it without Spark")
+@pytest.mark.slow("a fit; tests/driver/test_async_coordinator.py holds it without Spark")
 def test_fit_when_a_task_freezes_before_its_worker_has_its_rows_then_spark_runs_it_again(
     spark, tmp_path, local_folder, capsys
 ):
@@ -211,7 +211,7 @@ def test_fit_when_a_task_freezes_before_its_worker_has_its_rows_then_spark_runs_
     assert "nothing was heard from its Spark task for 4 s. Spark runs it again" in capsys.readouterr().out
 
 
-@pytest.mark.slow("a fit; tests/training/test_async_callbacks.py holds it without Spark")
+@pytest.mark.slow("a fit; tests/rank/test_async_callbacks.py holds it without Spark")
 def test_fit_when_a_callback_raises_on_a_worker_then_ends_in_seconds_with_its_traceback(spark, tmp_path):
     class Boom(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -226,7 +226,7 @@ def test_fit_when_a_callback_raises_on_a_worker_then_ends_in_seconds_with_its_tr
     assert 'raise ValueError("boom in step 2")' in failure.value.traceback
 
 
-@pytest.mark.slow("a fit; tests/training/test_asynchronous.py holds it without Spark")
+@pytest.mark.slow("a fit; tests/rank/test_asynchronous.py holds it without Spark")
 def test_fit_when_some_updates_are_not_finite_then_warns_that_they_were_left_out(spark):
     columns = counting_data(ROWS)
     columns["features"][0, 0] = np.nan

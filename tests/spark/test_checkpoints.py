@@ -104,7 +104,7 @@ def kill_executor_of(process_id):
     executor_of(process_id).kill()
 
 
-@pytest.mark.slow("four fits; tests/training/test_checkpoints.py and test_recovery hold the parts")
+@pytest.mark.slow("four fits; tests/rank/test_checkpoints.py and test_recovery hold the parts")
 def test_fit_when_a_training_process_is_killed_then_goes_on_and_equals_one_process(spark, tmp_path, capsys):
     path, folder = tmp_path / "kept", tmp_path / "ranks"
     folder.mkdir()
@@ -165,7 +165,7 @@ def test_fit_when_the_user_s_code_fails_then_is_not_started_again(spark, tmp_pat
     require_undisturbed(fitted, 4)
 
 
-@pytest.mark.slow("three fits; tests/training/test_asynchronous_checkpoints.py holds it without Spark")
+@pytest.mark.slow("three fits; tests/rank/test_asynchronous_checkpoints.py holds it without Spark")
 def test_asynchronous_fit_when_it_goes_on_then_equals_one_process(spark, tmp_path):
     columns = classifier_data(20)
     frame = partitioned_frame(spark, split_rows(columns, (20,)), SCHEMA)

@@ -35,8 +35,8 @@ from elephant.data.to_numpy import to_values
 from elephant.errors import ConfigurationError, DataError, SchemaError
 from elephant.modeling.model_info import VALUE, InputInfo, ModelInfo, OutputInfo
 from elephant.modeling.model_spec import model_source
-from elephant.spark.column_selection import ColumnSelection
-from elephant.spark.column_types import raw_input_schema, selected_columns, training_schema
+from elephant.spark.columns.column_selection import ColumnSelection
+from elephant.spark.columns.column_types import raw_input_schema, selected_columns, training_schema
 from elephant.spark.training_data import rows_of_frame
 
 MATRIX = np.array([[1.5, 0.0, -2.0], [0.0, 3.25, 4.0]])

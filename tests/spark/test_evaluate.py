@@ -138,7 +138,7 @@ def test_evaluate_when_there_are_no_rows_then_says_so():
 
 
 def test_evaluate_when_rows_are_preprocessed_then_the_function_s_labels_and_inputs_count():
-    from elephant.spark.model_batches import PackedFunction
+    from elephant.task.model_batches import PackedFunction
 
     model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1, kernel_initializer="ones")])
     model.compile("sgd", "mse", metrics=["mae"])

@@ -81,7 +81,7 @@ def test_fit_when_a_stranger_comes_then_goes_on_and_says_who_it_was(spark, capsy
             strangers.append(socket.create_connection((options["bind_host"], self.port), timeout=10))
             strangers[-1].sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nUser-Agent: a health check\r\n\r\n")
 
-    monkeypatch.setattr("elephant.cluster.launcher.Channel", Visited)
+    monkeypatch.setattr("elephant.driver.launcher.Channel", Visited)
     frame = partitioned_frame(spark, split_rows(classifier_data(20), [10, 10]), SCHEMA)
     estimator = KerasEstimator(model=regression_model(keras.optimizers.SGD(0.1)), numWorkers=2, mode=mode)
     fitted = estimator.fit(frame)
@@ -111,7 +111,7 @@ def test_fit_when_40_rows_lie_in_50_partitions_then_every_row_is_computed_once_a
     np.testing.assert_allclose(fitted.history["loss"], history["loss"], rtol=1e-4)
 
 
-@pytest.mark.slow("a fit; tests/training/test_synchronous.py holds ranks without rows")
+@pytest.mark.slow("a fit; tests/rank/test_synchronous.py holds ranks without rows")
 def test_fit_when_rows_are_fewer_than_workers_then_trains(spark):
     columns = classifier_data(2)
     frame = partitioned_frame(spark, split_rows(columns, [2]), SCHEMA)
@@ -133,7 +133,7 @@ def test_fit_when_parts_of_a_union_match_the_workers_then_trains_all_the_same(sp
         np.testing.assert_allclose(value, wanted, atol=TOLERANCE)
 
 
-@pytest.mark.slow("a fit; tests/training/test_models.py trains a subclass, test_citizen saves and loads")
+@pytest.mark.slow("a fit; tests/rank/test_models.py trains a subclass, test_citizen saves and loads")
 def test_fit_when_a_function_builds_a_subclassed_model_then_trains_saves_and_loads(spark, tmp_path):
     def build():
         import keras

@@ -9,7 +9,7 @@ from tiers import in_tiers
 
 from elephant.errors import ConfigurationError
 from elephant.modeling.model_spec import model_source
-from elephant.spark.model_files import source_of
+from elephant.spark.saving.model_files import source_of
 
 
 def trained_model():

@@ -16,7 +16,7 @@ from gpu_runs import (
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.timeout(600),
-    pytest.mark.slow("clusters of its own; tests/cluster/test_devices.py and test_sharing.py hold who gets which"),
+    pytest.mark.slow("clusters of its own; tests/task/test_devices.py and test_sharing.py hold who gets which"),
 ]
 
 

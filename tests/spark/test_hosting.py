@@ -70,7 +70,7 @@ def test_fit_when_rank_0_hosts_then_equals_one_process(hosted, capsys, mode, wor
     assert "rank 0 coordinates this run" in shown and "2/2" in shown
 
 
-@pytest.mark.slow("a fit per engine; tests/cluster/test_replay.py holds how errors travel")
+@pytest.mark.slow("a fit per engine; tests/driver/test_replay.py holds how errors travel")
 @pytest.mark.parametrize(("mode", "workers"), MODES)
 def test_fit_when_rank_0_hosts_and_a_callback_raises_then_the_error_is_whole(hosted, capsys, mode, workers):
     with pytest.raises(WorkerFailure, match="of the user's own") as failed:
@@ -93,14 +93,14 @@ def callback_that_ends_the_coordinator():
 
             for process in psutil.process_iter():
                 with contextlib.suppress(psutil.Error):
-                    if "elephant.cluster.coordinator_process" in process.cmdline():
+                    if "elephant.driver.coordinator_process" in process.cmdline():
                         os.kill(process.pid, signal.SIGKILL)
             time.sleep(60)
 
     return Ends()
 
 
-@pytest.mark.slow("the wiring of Spark; tests/cluster/test_coordinator_task.py holds the rest")
+@pytest.mark.slow("the wiring of Spark; tests/task/test_coordinator_task.py holds the rest")
 def test_fit_when_the_coordinator_beside_rank_0_is_killed_then_names_it_and_blames_no_rank(hosted):
     with pytest.raises(TrainingError, match="the coordinator of the run, a process of its own beside rank 0") as failed:
         estimator_of("synchronous", 2, callbacks=[callback_that_ends_the_coordinator()]).fit(frame_of(hosted))

@@ -49,7 +49,7 @@ def structured_model(numbers):
     return model
 
 
-@pytest.mark.slow("a fit per kind of model; tests/training/test_models.py trains all kinds")
+@pytest.mark.slow("a fit per kind of model; tests/rank/test_models.py trains all kinds")
 def test_mixed_columns_when_fitted_from_a_path_and_then_further_then_equal_one_process(spark, tmp_path):
     rng = np.random.default_rng(0)
     age, member, kind = rng.uniform(18, 80, ROWS), rng.random(ROWS) > 0.5, rng.integers(0, 3, ROWS)
@@ -85,7 +85,7 @@ def test_mixed_columns_when_fitted_from_a_path_and_then_further_then_equal_one_p
     assert second.history["spent_loss"][-1] < 0.5 * np.var(spent)
 
 
-@pytest.mark.slow("a fit per kind of model; tests/training/test_models.py trains all kinds")
+@pytest.mark.slow("a fit per kind of model; tests/rank/test_models.py trains all kinds")
 def test_vae_when_there_is_no_label_then_learns_and_is_saved_and_loaded(spark, tmp_path):
     rng = np.random.default_rng(0)
     rows = (rng.normal(size=(ROWS, 2)) @ rng.normal(size=(2, 6)) * 3).astype("float32")

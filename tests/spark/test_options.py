@@ -26,7 +26,7 @@ def normalising_model(rate):
     return model
 
 
-@pytest.mark.slow("a fit; test_options_when_given_to_the_estimator and tests/training hold the parts")
+@pytest.mark.slow("a fit; test_options_when_given_to_the_estimator and tests/rank hold the parts")
 def test_fit_when_scaled_synchronised_and_in_buckets_then_weights_equal_one_process(spark, capsys):
     columns = classifier_data(sum(SIZES))
     frame = partitioned_frame(spark, split_rows(columns, SIZES), SCHEMA)

@@ -15,7 +15,7 @@ import elephant
 from elephant.errors import ConfigurationError, DataError, SchemaError
 from elephant.modeling.model_spec import model_source
 from elephant.spark.model import KerasModel
-from elephant.spark.predict_task import VECTOR_TYPE
+from elephant.task.predict_task import VECTOR_TYPE
 
 SIZES = (0, 7, 1, 22)
 
@@ -84,7 +84,7 @@ def test_predict_udf_when_in_an_aggregate_then_is_computed_in_it(spark):
     np.testing.assert_allclose([totals[0], totals[1]], [expected[::2].sum(), expected[1::2].sum()], rtol=1e-5)
 
 
-@pytest.mark.slow("tests/spark/test_predict_task.py holds inputs and outputs by name")
+@pytest.mark.slow("tests/task/test_predict_task.py holds inputs and outputs by name")
 def test_predict_udf_when_inputs_and_outputs_are_several_then_takes_them_in_order_and_gives_a_struct(spark):
     model, x = forked(), values()
     fitted = KerasModel(model_source(model))

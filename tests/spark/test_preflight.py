@@ -12,11 +12,11 @@ from keras_reference import regression_model
 from elephant import KerasEstimator
 from elephant.cli import doctor
 from elephant.cli.doctor import diagnose
-from elephant.cluster import coordinator_location
 from elephant.cluster.checks import preflight
 from elephant.cluster.checks.executor_facts import ExecutorReport, known_executors
 from elephant.cluster.checks.preflight import Requirements, preflight_checked, reports_waiting, run_checks
 from elephant.cluster.executors import running_executors
+from elephant.driver import coordinator_location
 from elephant.errors import ClusterError, ConfigurationError
 
 WAIT_S = 60.0

@@ -109,7 +109,7 @@ def test_fit_when_images_are_files_then_equals_one_process_on_their_pixels_and_t
 def test_fit_when_images_come_from_the_image_source_and_are_augmented_then_equals_one_process_on_the_same_draws(
     spark, by_value, image_folder, mode
 ):
-    from elephant.training.input.preprocessing import AUGMENT, generator
+    from elephant.rank.input.preprocessing import AUGMENT, generator
 
     frame = spark.read.format("image").load(f"{image_folder}/*.png")
     frame = frame.selectExpr("image", "CAST(image.origin LIKE '%right%' AS INT) AS label")
@@ -141,7 +141,7 @@ def mixed(batch):
     return {"features": np.stack([np.asarray(part, "float32") for part in features], axis=1)}
 
 
-@pytest.mark.slow("a fit; tests/training/test_preprocessing.py holds what the function is given")
+@pytest.mark.slow("a fit; tests/rank/test_preprocessing.py holds what the function is given")
 def test_fit_when_columns_are_of_all_types_then_the_function_gets_them_as_they_are(spark, by_value, tmp_path):
     import datetime
     import decimal
@@ -192,7 +192,7 @@ def broken(batch):
     raise KeyError("no such breed")
 
 
-@pytest.mark.slow("two fits that start; tests/training/test_preprocessing.py holds what is said")
+@pytest.mark.slow("two fits that start; tests/rank/test_preprocessing.py holds what is said")
 def test_fit_when_a_function_cannot_be_used_then_the_error_says_why(spark, by_value):
     frame = spark.createDataFrame([("a", 1.0), ("b", 2.0)], "name string, label double")
     model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])

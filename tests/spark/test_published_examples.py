@@ -140,7 +140,7 @@ IMAGES = "features array<array<array<float>>>, label array<float>"
 VECTORS = "features array<float>, label array<float>"
 
 
-@pytest.mark.slow("fits on executors; tests/training/test_own_steps.py and test_models.py train such models by ranks")
+@pytest.mark.slow("fits on executors; tests/rank/test_own_steps.py and test_models.py train such models by ranks")
 @pytest.mark.parametrize(
     "build, columns, schema, mean",
     [(convnet, images, IMAGES, "accuracy"), (own_training, vectors, VECTORS, "own_mae")],

@@ -9,7 +9,7 @@ import pyspark.rdd
 import pytest
 from counting_model import counted, counting_data, counting_model
 
-import elephant.cluster.server_processes as servers
+import elephant.driver.server_processes as servers
 from elephant import SparkModel
 
 ROWS, BATCH, EPOCHS, WORKERS = 32, 4, 2, 2
@@ -83,7 +83,7 @@ def rdd_of(spark, columns):
     return spark.sparkContext.parallelize(pairs, WORKERS)
 
 
-@pytest.mark.slow("a fit per frequency; tests/training/test_local_sgd.py holds them without Spark")
+@pytest.mark.slow("a fit per frequency; tests/rank/test_local_sgd.py holds them without Spark")
 @pytest.mark.parametrize("frequency", WINDOWS)
 def test_fit_when_synchronous_then_ranks_of_a_barrier_stage_exchange_as_often_as_asked(
     spark, spied, tmp_path, frequency

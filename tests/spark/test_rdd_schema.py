@@ -9,8 +9,8 @@ from tables import every_case
 from elephant.data.shard import Shard, ShardWriter
 from elephant.errors import SchemaError
 from elephant.modeling.model_info import ModelInfo
+from elephant.rank.input.tensors import Tensors
 from elephant.spark.rdd.schema import plan_inputs, plan_training
-from elephant.training.input.tensors import Tensors
 
 layers = keras.layers
 

@@ -8,8 +8,8 @@ import pytest
 from gpu_fits import ROWS
 from gpu_runs import devices, on_local_cluster, reference
 
-from elephant.cluster.gpu.devices import host_gpus, listed_devices
-from elephant.cluster.process import process_environment
+from elephant.backends.process_environment import process_environment
+from elephant.task.gpu_devices import host_gpus, listed_devices
 
 GPUS = listed_devices(host_gpus())
 

@@ -10,15 +10,15 @@ import pytest
 from elephant import KerasEstimator
 from elephant.checkpoint.manager import CheckpointManager
 from elephant.checkpoint.state import FitState, identity_of, named
-from elephant.cluster.coordinator import FitResult
 from elephant.config import FitConfig
 from elephant.data.schema import RowSpec, TensorSpec
+from elephant.driver.coordinator import FitResult
 from elephant.errors import CheckpointError, ConfigurationError, ServerFailedError, WorkerFailure
 from elephant.monitor.progress import Progress
+from elephant.rank.job import TrainingJob
 from elephant.spark import fit
-from elephant.spark.streaming import start_stream
+from elephant.spark.saving.streaming import start_stream
 from elephant.storage.folder import LocalFolder
-from elephant.training.job import TrainingJob
 
 ROWS = RowSpec(0, (TensorSpec((2,), "float32"),))
 

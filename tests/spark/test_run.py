@@ -170,7 +170,7 @@ def test_run_when_a_rank_returns_early_then_the_other_says_that_it_was_left(spar
     assert failure.value.rank == 1
 
 
-another_way_out = pytest.mark.slow("another way out; tests/cluster/test_exit_codes.py holds what each is called")
+another_way_out = pytest.mark.slow("another way out; tests/task/test_exit_codes.py holds what each is called")
 
 
 @pytest.mark.parametrize(

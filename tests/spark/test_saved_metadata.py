@@ -16,8 +16,8 @@ from elephant.config import FitConfig
 from elephant.errors import CheckpointError, ConfigurationError
 from elephant.modeling.model_spec import Servable, model_source
 from elephant.spark.fit import options_of_fit
-from elephant.spark.persistence import stage_of
-from elephant.spark.streaming import StreamState
+from elephant.spark.saving.persistence import stage_of
+from elephant.spark.saving.streaming import StreamState
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),

@@ -22,7 +22,7 @@ from elephant import KerasEstimator
 from elephant.errors import ConfigurationError, DataError, TrainingError
 from elephant.modeling.model_spec import model_source
 from elephant.spark.params import fit_config
-from elephant.spark.streaming import StreamFolder, StreamState, StreamTrainer, read_zip
+from elephant.spark.saving.streaming import StreamFolder, StreamState, StreamTrainer, read_zip
 
 pytestmark = pytest.mark.usefixtures("by_value")
 

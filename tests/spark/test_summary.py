@@ -12,7 +12,7 @@ from elephant.errors import ConfigurationError, DataError
 from elephant.modeling.model_spec import model_source
 from elephant.monitor.summary import FitSummary
 from elephant.spark import model as spark_model
-from elephant.spark import persistence
+from elephant.spark.saving import persistence
 
 HISTORY = {"loss": [2.0, 0.51234], "mae": [1.0, 0.25], "val_loss": [2.5, 0.75], "learning_rate": [0.1, 0.05]}
 

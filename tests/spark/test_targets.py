@@ -12,8 +12,8 @@ from elephant.data.schema import DENSE, SCALAR, TEXT, DataSchema, Field
 from elephant.errors import ConfigurationError, DataError, SchemaError
 from elephant.modeling.model_info import ModelInfo
 from elephant.modeling.model_spec import model_source
-from elephant.spark.column_selection import ColumnSelection
-from elephant.spark.column_types import nest_of_targets, weight_fields
+from elephant.spark.columns.column_selection import ColumnSelection
+from elephant.spark.columns.column_types import nest_of_targets, weight_fields
 from elephant.spark.fit import class_weights
 
 LABEL = Field("label", ("kind",), "int32", SCALAR)

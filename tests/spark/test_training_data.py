@@ -19,8 +19,8 @@ from elephant.data.ragged import RaggedArray
 from elephant.data.to_numpy import to_values
 from elephant.errors import ConfigurationError, DataError, SchemaError
 from elephant.modeling.model_spec import model_source
-from elephant.spark.column_selection import ColumnSelection
-from elephant.spark.column_types import selected_columns, training_schema
+from elephant.spark.columns.column_selection import ColumnSelection
+from elephant.spark.columns.column_types import selected_columns, training_schema
 from elephant.spark.training_data import open_files
 
 TYPES = (

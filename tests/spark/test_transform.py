@@ -87,7 +87,7 @@ def test_transform_when_columns_are_of_all_kinds_then_they_pass_unchanged(spark)
 
 
 @pytest.mark.parametrize(
-    "logits", in_tiers([False, True], fast=[True], slow="tests/spark/test_predict_task.py holds the outputs")
+    "logits", in_tiers([False, True], fast=[True], slow="tests/task/test_predict_task.py holds the outputs")
 )
 def test_transform_when_the_loss_is_over_classes_then_gives_class_and_probability(spark, logits):
     values = data(20)
@@ -104,7 +104,7 @@ def test_transform_when_the_loss_is_over_classes_then_gives_class_and_probabilit
 
 
 @pytest.mark.parametrize(
-    "logits", in_tiers([False, True], fast=[True], slow="tests/spark/test_predict_task.py holds the outputs")
+    "logits", in_tiers([False, True], fast=[True], slow="tests/task/test_predict_task.py holds the outputs")
 )
 def test_transform_when_the_loss_is_binary_then_gives_both_probabilities(spark, logits):
     values = data(20)
@@ -162,7 +162,7 @@ def test_transform_when_its_result_is_selected_from_then_knows_the_frame_s_own_c
     assert predicted.columns == ["id", "features", "prediction"]
 
 
-@pytest.mark.slow("two models; tests/spark/test_predict_task.py holds which one is kept")
+@pytest.mark.slow("two models; tests/task/test_predict_task.py holds which one is kept")
 def test_transform_when_two_models_share_their_weights_then_each_gives_its_own_output(spark):
     def build(activation):
         model = keras.Sequential(

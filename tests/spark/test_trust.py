@@ -16,10 +16,10 @@ from elephant.errors import ConfigurationError
 from elephant.jobs.inputs import estimator_of, fitted_model
 from elephant.modeling.archive_inspection import code_of_file
 from elephant.modeling.model_spec import model_source
-from elephant.spark.model_files import source_of
-from elephant.spark.persistence import history_of
-from elephant.spark.streaming import StreamFolder, StreamState
-from elephant.spark.trust import SETTING, name_of, safely_named
+from elephant.spark.saving.model_files import source_of
+from elephant.spark.saving.persistence import history_of
+from elephant.spark.saving.streaming import StreamFolder, StreamState
+from elephant.spark.saving.trust import SETTING, name_of, safely_named
 
 OWN = """
 from shutil import rmtree

@@ -82,7 +82,7 @@ def test_fit_when_one_ran_before_then_is_forked_and_finds_nothing_of_it(spark, t
     assert {name.split("-")[1] for name in first} == {name.split("-")[1] for name in second}
 
 
-@pytest.mark.slow("imports Keras in two processes; tests/cluster/test_warm_processes.py holds the rule")
+@pytest.mark.slow("imports Keras in two processes; tests/task/test_warm_processes.py holds the rule")
 def test_fit_when_no_process_may_wait_then_none_is_forked(spark, capsys):
     fitted = fit(spark, warmWorkers=0)
     shown = capsys.readouterr().out
@@ -140,7 +140,7 @@ SCRIPT = """
 
 
 @pytest.mark.timeout(170)
-@pytest.mark.slow("a session of its own; tests/cluster/test_warm_processes.py ends servers with their executor")
+@pytest.mark.slow("a session of its own; tests/task/test_warm_processes.py ends servers with their executor")
 def test_session_when_its_driver_is_killed_then_no_process_of_it_is_left(tmp_path):
     script, local = tmp_path / "session.py", tmp_path / "local"
     script.write_text(textwrap.dedent(SCRIPT), encoding="utf-8")

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 import elephant
 from elephant import KerasEstimator, KerasModel
-from elephant.cluster.coordinator_location import coordinates_on_executors
+from elephant.driver.coordinator_location import coordinates_on_executors
 from elephant.errors import ClusterError, DataError, UnsupportedError, WorkerFailure
 
 ROWS = 40

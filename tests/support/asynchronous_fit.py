@@ -32,10 +32,10 @@ class AsynchronousFit:
     """
 
     def __init__(self, pool, job, columns, *, kept=None, **options):
-        from elephant.cluster.server_processes import parts_of
+        from elephant.driver.server_model import ServerModel
+        from elephant.driver.server_processes import parts_of
         from elephant.parameter_server.control_client import ControlClient
         from elephant.parameter_server.process import listening_sockets
-        from elephant.training.server_model import ServerModel
 
         self.pool, self.job, self.columns = pool, job, columns
         asynchronous = dataclasses.replace(job.config.asynchronous, **options)
@@ -57,7 +57,7 @@ class AsynchronousFit:
 
     def begin(self, partition, *, attempt=0, index=None, job=None, columns=None):
         """Starts a worker, in the process of its partition's number unless another is given."""
-        from elephant.training.rank_info import RankInfo
+        from elephant.rank.rank_info import RankInfo
 
         job, columns = job or self.job, columns or self.columns[partition]
         shard = Path(tempfile.mkdtemp(dir=self._folder.name)) / "shard"

@@ -6,9 +6,9 @@ import sys
 
 from pyspark import cloudpickle
 
-from elephant.cluster.process import RankProcess
-from elephant.training.__main__ import end, main
-from elephant.training.program import Program
+from elephant.rank.__main__ import end, main
+from elephant.rank.program import Program
+from elephant.task.process import RankProcess
 
 
 class Call(Program):

@@ -12,7 +12,7 @@ import numpy as np
 from elephant.config import FitConfig
 from elephant.data.schema import DENSE, SCALAR, DataSchema, Field
 from elephant.modeling.model_spec import model_source
-from elephant.training.job import TrainingJob
+from elephant.rank.job import TrainingJob
 
 
 def classifier_data(rows, features=6):

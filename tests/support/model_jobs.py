@@ -22,7 +22,7 @@ from elephant.data.schema import (
     shifted,
 )
 from elephant.modeling.model_spec import model_source
-from elephant.training.job import TrainingJob
+from elephant.rank.job import TrainingJob
 
 
 @dataclass

@@ -11,9 +11,10 @@ import signal
 import sys
 import threading
 
-from elephant.cluster.process import RankProcess, process_environment
-from elephant.cluster.warm_processes import COLD
-from elephant.training.chunks import ChunkChannel, HungUpError
+from elephant.backends.process_environment import process_environment
+from elephant.cluster.warm_workers import COLD
+from elephant.rank.chunks import ChunkChannel, HungUpError
+from elephant.task.process import RankProcess
 
 # Known before the test: the process' own name, and whether it was forked.
 _OWN = ("ELEPHANT_WORK_FOLDER", "ELEPHANT_FORKED", "LC_CTYPE")

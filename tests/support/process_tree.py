@@ -5,7 +5,7 @@ import os
 
 import psutil
 
-_SERVER = "elephant.training.forkserver"
+_SERVER = "elephant.task.forkserver"
 
 
 def processes_of(module, above=None, folder=None):
@@ -57,7 +57,7 @@ def runs(process, module):
 
 def ranks_in(folder):
     """Returns the processes that train, of those that work under Spark's local folder."""
-    return [process for process in processes_of("elephant.training", folder=folder) if not predicts(process)]
+    return [process for process in processes_of("elephant.rank", folder=folder) if not predicts(process)]
 
 
 def predicts(process):

@@ -1,6 +1,6 @@
 """Three processes with Keras imported, kept for the whole session: they run a rank's programs without Spark.
 
-The programs are the product's own (`elephant.training.program`). Only the driver's channel has
+The programs are the product's own (`elephant.rank.program`). Only the driver's channel has
 another in its place: a `Recording`, which keeps what a rank reports.
 """
 
@@ -99,7 +99,7 @@ def arrow_of(values, field_):
 
 def run_program(name, job, place, transport):
     """Runs a program of the product as one rank; returns its `Recording`, and what the program returns."""
-    from elephant.training import program as programs
+    from elephant.rank import program as programs
 
     recording, program = Recording(), programs.PROGRAMS[name]
     with mock.patch.multiple(
@@ -116,7 +116,7 @@ def serve(pipe, folder, backend):
     # A process that is killed removes nothing of its own, TensorFlow's generated code among it.
     tempfile.tempdir = folder
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-    from elephant.training.program import PROGRAMS
+    from elephant.rank.program import PROGRAMS
 
     for program in PROGRAMS.values():
         program.prepare()
@@ -187,7 +187,7 @@ def fit_here(job, columns):
     """
     from pyspark import cloudpickle
 
-    from elephant.training.rank_info import RankInfo
+    from elephant.rank.rank_info import RankInfo
 
     with tempfile.TemporaryDirectory() as folder:
         (place,) = places_of(job, [columns], Path(folder))
@@ -248,7 +248,7 @@ class RankPool:
         """
         from pyspark import cloudpickle
 
-        from elephant.training.program import FunctionCall
+        from elephant.rank.program import FunctionCall
 
         calls = [FunctionCall(fn=fn, args=args, kwargs={}, pickled=cloudpickle.dumps) for args in args_by_rank]
         place = {"num_rows": [], "num_marked": [], "row_shapes": {}, "shard": None}
@@ -256,7 +256,7 @@ class RankPool:
         return [pickle.loads(result) for _, result in self._together("function", jobs, [place] * len(jobs))]
 
     def _together(self, program, jobs, places, transport="auto", **limits):
-        from elephant.training.rank_info import RankInfo
+        from elephant.rank.rank_info import RankInfo
 
         ranks = range(len(places))
         for rank in ranks:

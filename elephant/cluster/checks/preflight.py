@@ -29,8 +29,8 @@ from elephant.cluster.checks.registry import (
 )
 from elephant.cluster.checks.session_checks import ALLOCATION
 from elephant.cluster.executors import allocates_dynamically, awaited_slots, running_executors, slots_of
-from elephant.cluster.gpu.plan import NONE, ResourcePlan, ResourceRequest, scheduling_settings
-from elephant.cluster.gpu.plan import plan as plan_devices
+from elephant.cluster.gpu_plan import NONE, ResourcePlan, ResourceRequest, scheduling_settings
+from elephant.cluster.gpu_plan import plan as plan_devices
 from elephant.cluster.session import cpus_of_task, jvm_context, require_connect, require_running, session_settings
 from elephant.config import FitConfig
 from elephant.errors import ClusterError

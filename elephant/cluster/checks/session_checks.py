@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 
 from elephant.cluster.checks.registry import FAILURE, OK, UNKNOWN, WARNING, CheckResult, Phase, check, check_result
-from elephant.cluster.gpu.plan import HOSTS, NONE, SPARK, ResourcePlan
+from elephant.cluster.gpu_plan import HOSTS, NONE, SPARK, ResourcePlan
 from elephant.cluster.session import (
     DYNAMIC_ALLOCATION,
     allocates_executors,

@@ -15,7 +15,7 @@ from elephant.data.records import RecordPlan
 from elephant.data.schema import pack
 from elephant.errors import ConfigurationError, DataError
 from elephant.spark.conversions import to_simple_rdd
-from elephant.spark.predict_task import Prediction, predict_chunks
+from elephant.task.predict_task import Prediction, predict_chunks
 
 
 def require_rdd(caller: str, value: Any) -> None:

@@ -17,8 +17,8 @@ from pyspark.mllib.regression import LabeledPoint
 
 from elephant.errors import DataError, brief_errors
 from elephant.spark.conversions import from_matrix, from_vector, lp_to_simple_rdd, to_matrix, to_ml_matrix, to_vector
-from elephant.spark.model_files import read_model
 from elephant.spark.rdd.model import OPTIONS, SparkModel
+from elephant.spark.saving.model_files import read_model
 
 
 class SparkMLlibModel(SparkModel):

@@ -12,25 +12,25 @@ import keras
 import numpy as np
 from pyspark import RDD
 
-from elephant.cluster.coordinator import FitResult
 from elephant.cluster.executors import awaited_slots, expected_slots
-from elephant.cluster.gpu.plan import ResourceRequest, plan, scheduling_settings
+from elephant.cluster.gpu_plan import ResourceRequest, plan, scheduling_settings
 from elephant.cluster.row_source import RddRows, dealt, session_of
 from elephant.cluster.spark_job import described
 from elephant.config import FitConfig
+from elephant.driver.coordinator import FitResult
 from elephant.errors import ConfigurationError, brief_errors, warn_user
 from elephant.monitor.progress import Progress
 from elephant.options import FIT, SERVERS, full_mode, options_of, refuse_unknown
+from elephant.rank.input.tensors import blank_batch
+from elephant.rank.job import BatchFunctions, TrainingJob, limited
 from elephant.spark.evaluate import Evaluation, evaluate_rows
 from elephant.spark.fit import class_weights, description_of, require_own_folder, train
-from elephant.spark.model_files import UserModel, write_model
 from elephant.spark.params import check_fit, to_class_weight
-from elephant.spark.predict_task import Prediction
 from elephant.spark.rdd.inference import Predictions, first_record, marked, predict, require_rdd, split_inputs
 from elephant.spark.rdd.schema import plan_inputs, plan_training
+from elephant.spark.saving.model_files import UserModel, write_model
 from elephant.spark.transform import checked_batch_size, packed_model, require_evaluable, require_predicting
-from elephant.training.input.tensors import blank_batch
-from elephant.training.job import BatchFunctions, TrainingJob, limited
+from elephant.task.predict_task import Prediction
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -31,8 +31,8 @@ from elephant.data.schema import (
 )
 from elephant.errors import SchemaError
 from elephant.modeling.model_info import InputInfo, ModelInfo, OutputInfo
-from elephant.spark.column_selection import are_sequences, common_loss_shape, element_type, with_classes
-from elephant.spark.column_types import nest_of_targets
+from elephant.spark.columns.column_selection import are_sequences, common_loss_shape, element_type, with_classes
+from elephant.spark.columns.column_types import nest_of_targets
 
 _LEFT_OUT = -1
 

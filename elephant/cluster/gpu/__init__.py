@@ -1,1 +1,0 @@
-"""GPUs: which ranks get which devices."""

@@ -1,0 +1,52 @@
+"""Limits on the processes of an executor that wait with Keras imported, as a fit and the cluster set them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from elephant.cluster.session import setting
+from elephant.config import FitConfig, Timeouts
+from elephant.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SETTING = "spark.elephant.warmWorkers"
+# One for training and one for inference, whose environments may differ.
+_AUTO = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmWorkers:
+    """Limits on the processes of an executor that have imported Keras and wait: their number, and for how long.
+
+    Args:
+        limit: Processes that wait on each executor at most; zero starts every training process fresh.
+        idle_s: Seconds without a fit after which they end.
+    """
+
+    limit: int = 0
+    idle_s: float = 300.0
+
+
+COLD = WarmWorkers()
+
+
+def warm_workers(session: SparkSession | None, config: FitConfig | None = None) -> WarmWorkers:
+    """Returns how many processes may wait: as many as a fit asks for, or else as the cluster's setting says.
+
+    Args:
+        session: The Spark session; None where there is none yet.
+        config: The options of the fit; None for inference.
+
+    Raises:
+        ConfigurationError: The setting is no number.
+    """
+    number = "auto" if config is None else config.warm_workers
+    if number == "auto" and session is not None:
+        number = setting(session, SETTING) or "auto"
+        if number != "auto" and not number.isdigit():
+            raise ConfigurationError(f"{SETTING}: expected 'auto' or an integer of at least 0. Received: {number!r}.")
+    timeouts = Timeouts() if config is None else config.timeouts
+    return WarmWorkers(limit=_AUTO if number == "auto" else int(number), idle_s=timeouts.warm_s)

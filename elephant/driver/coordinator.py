@@ -1,0 +1,347 @@
+"""Coordinator: collects the events of a run and decides its outcome, a result or the first cause of a failure.
+
+It runs on the driver, or beside rank 0 (`elephant.driver.coordinator_process`). In what the modes of a fit differ, its
+policy decides (`elephant.driver.coordinator_policy`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from elephant.checkpoint.manager import CheckpointSink
+from elephant.cluster.spark_job import SparkWords, cancellation, lost_driver
+from elephant.data.schema import RowSpec
+from elephant.driver.coordinator_policy import CoordinatorPolicy, ProgressDisplay, RunState, as_error
+from elephant.errors import (
+    ClusterError,
+    DataError,
+    ElephantError,
+    TrainingError,
+    WorkerFailure,
+    is_retryable,
+    warn_user,
+)
+from elephant.monitor.events import (
+    Event,
+    FilesLeft,
+    Finished,
+    RankEpoch,
+    RankFailure,
+    RankGone,
+    RankSilent,
+    StateSaved,
+    TaskSilent,
+)
+from elephant.monitor.log_stream import TokenBucket
+from elephant.storage.user_files import MOST_BYTES, put_down
+
+_POLL_S = 0.1
+# How long those that know why a rank was lost, its Spark task above all, may take to say it.
+_CAUSE_GRACE_S = 2.0
+# How long the tasks of ranks that have said all may take to end. A fit needs nothing more of them.
+_END_GRACE_S = 10.0
+# Between two lines about connections that were refused.
+_REFUSALS_S = 60.0
+_MOST_HOSTS_SHOWN = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitResult:
+    """Result of a fit.
+
+    Args:
+        variables: The trained model's, in the order of `elephant.modeling.variables.read_variables`.
+        rows: Shapes and types of one row of its input.
+        history: One number per epoch by metric, over all workers.
+        statistics: Counts; see `elephant.spark.model.KerasModel.training_statistics`.
+        plan: Where each rank ran; see `elephant.spark.model.KerasModel.plan`.
+        rank_epochs: What each rank's seconds went into, by epoch and rank, of the attempt that ended well.
+    """
+
+    variables: list[np.ndarray]
+    rows: RowSpec
+    history: dict[str, list[float]]
+    statistics: dict[str, Any] = field(default_factory=dict)
+    plan: list[dict[str, Any]] = field(default_factory=list)
+    rank_epochs: list[RankEpoch] = field(default_factory=list)
+
+
+class RunningJob(Protocol):
+    """Job that runs the ranks; see `elephant.cluster.spark_job.SparkJob`."""
+
+    @property
+    def error(self) -> Exception | None:
+        """The error that it has failed of, if it has."""
+
+    @property
+    def running(self) -> bool:
+        """True if it has not ended."""
+
+
+class EventSource(Protocol):
+    """Source of the ranks' events; see `elephant.monitor.channel.Channel`."""
+
+    def next_event(self, timeout_s: float) -> Event | None:
+        """Returns the next event, or None when none comes in time."""
+
+    @property
+    def turned_away(self) -> Mapping[str, int]:
+        """Number of refused connections by host: they did not prove that they belong to the run."""
+
+
+class Coordinator:
+    """Listens to the ranks of one run until it ends, and knows the outcome.
+
+    Args:
+        progress: Shown what they report.
+        checkpoint_writer: Writes checkpoints; None makes none.
+
+    Attributes:
+        state: The reports so far.
+        policy: As given.
+    """
+
+    def __init__(
+        self,
+        channel: EventSource,
+        progress: ProgressDisplay,
+        policy: CoordinatorPolicy,
+        checkpoint_writer: CheckpointSink | None = None,
+    ) -> None:
+        self.state = RunState()
+        self._channel = channel
+        self._progress = progress
+        self.policy = policy
+        self._checkpoint_writer = checkpoint_writer
+        self._complete_at: float | None = None
+        self._lost_at: float | None = None
+        self._gave_up = False
+        self._num_noted = 0
+        self._may_note = TokenBucket(per_second=1 / _REFUSALS_S, burst=1)
+
+    @property
+    def statistics(self) -> dict[str, Any]:
+        """Counts, by their names in `elephant.KerasModel.training_statistics`."""
+        return self.state.statistics or {"refused_connections": dict(self._channel.turned_away)}
+
+    @property
+    def began(self) -> bool:
+        """True if any rank has begun its work, or failed of itself."""
+        return self.policy.has_begun(self.state)
+
+    @property
+    def plan(self) -> list[dict[str, Any]]:
+        """Place of each rank: ``rank``, ``host``, ``executor``, ``device``, ``devices`` and ``threads``."""
+        return [
+            {
+                "rank": rank,
+                "host": started.host,
+                "executor": started.executor,
+                "device": started.device,
+                "devices": list(started.devices),
+                "threads": started.threads,
+            }
+            for rank, started in sorted(self.state.started.items())
+        ]
+
+    @property
+    def rank_epochs(self) -> list[RankEpoch]:
+        """Parts of each rank's seconds, by epoch and rank."""
+        return [event for _, event in sorted(self.state.rank_epochs.items())]
+
+    def until_ended(self, job: RunningJob, watch: Callable[[], None] | None = None) -> None:
+        """Listens until the job has ended, or there is no point in waiting for that.
+
+        Args:
+            watch: Called meanwhile; raises where the job can never end.
+        """
+        while job.running and not self._is_decided:
+            if watch is not None:
+                watch()
+            self._take(_POLL_S)
+            self._note_refusals()
+        self._gave_up = job.running
+        while self._take(0.0):
+            pass
+        self._note_refusals(last=True)
+        if job.error is not None:
+            self._note_loss()
+            while self._may_receive_more(job.error):
+                self._take(_POLL_S)
+
+    def bring_files(self) -> None:
+        """Puts what the user's code has written on ranks into the folder of this process, once ranks have been told
+        that the run is over; says what came, and warns of what did not."""
+        with contextlib.suppress(ElephantError):
+            while (event := self._channel.next_event(0.0)) is not None:
+                if isinstance(event, FilesLeft):
+                    self.state.add(event)
+        left = self.state.files
+        if not left:
+            return
+        line, lost = put_down({rank: event.files for rank, event in left.items()}, Path())
+        if line:
+            self._progress.note(line)
+        lost += [f"{name} of rank {event.rank}" for _, event in sorted(left.items()) for name in event.left_out]
+        if lost:
+            text = (
+                f"files that workers wrote to relative paths are lost: {', '.join(lost)}. A fit brings back "
+                f"{MOST_BYTES >> 20} MiB of rank 0, and as much of all other workers together. Write more to an "
+                "absolute path of a shared or mounted file system."
+            )
+            self._progress.note(text)
+            warn_user(text)
+
+    def _note_refusals(self, *, last: bool = False) -> None:
+        """Says who was turned away since the last time: once a minute at most, and in the end."""
+        turned_away = self._channel.turned_away
+        count = sum(turned_away.values())
+        if count > self._num_noted and (self._may_note.take() or last):
+            self._num_noted = count
+            self._progress.note(f"{refusals(turned_away)}: they did not prove that they belong to this run")
+
+    @property
+    def _is_decided(self) -> bool:
+        """True if all has come, or the failure of the run and its cause are known, as far as anybody will say."""
+        failed = self.policy.root_failure(self.state) is not None or self.state.silent is not None
+        # Of a rank that was lost some time ago nobody has said why since: nor will anybody.
+        is_lost = self.policy.awaits_cause and _is_past(self._lost_at, _CAUSE_GRACE_S)
+        # A task that goes on when all that the fit is for came some time ago is frozen.
+        return failed or is_lost or _is_past(self._complete_at, _END_GRACE_S)
+
+    def _may_receive_more(self, job_error: Exception) -> bool:
+        """Returns whether a rank may still say why the job has failed: those that failed of it may speak sooner."""
+        if not self.policy.awaits_cause or self._is_decided or self._complete_at is not None:
+            return False
+        if _known_cause(job_error) is not None:
+            return False
+        if self.state.gone and SparkWords.TASK_LOST.search(job_error):
+            return False
+        return bool(self.state.started or self.state.failures)
+
+    def _take(self, timeout_s: float) -> bool:
+        self.policy.check()
+        if self._checkpoint_writer is not None:
+            self._checkpoint_writer.check()
+        event = self._channel.next_event(timeout_s)
+        if event is None:
+            return False
+        self._add(event)
+        self._progress.show(event)
+        return True
+
+    def _add(self, event: Event) -> None:
+        self.policy.add(event, self.state)
+        if isinstance(event, Finished) and self.policy.is_complete(self.state):
+            self._complete_at = time.monotonic()
+        elif isinstance(event, StateSaved) and self._checkpoint_writer is not None:
+            self._checkpoint_writer.keep(self.policy.completed(event.state))
+        elif isinstance(event, RankFailure | RankGone):
+            self._note_loss()
+
+    def _note_loss(self) -> None:
+        if self._lost_at is None:
+            self._lost_at = time.monotonic()
+
+    def raise_failure(self, job_error: Exception | None) -> None:
+        """Raises why the run failed, if it did: the cause, where a rank or the driver knows it."""
+        error = self._error(job_error)
+        if isinstance(error, TrainingError):
+            error.retryable = self._is_retryable(job_error)
+        if error is not None:
+            raise error from job_error
+
+    def _is_retryable(self, job_error: Exception | None) -> bool:
+        """Returns whether the run may be started again: unless the user's code or data failed, or it was cancelled."""
+        failure = self.policy.root_failure(self.state)
+        if failure is not None and not failure.is_echo:
+            return is_retryable(failure.kind)
+        if self.state.silent is not None:
+            return True
+        return cancellation(job_error) is None and bool(
+            self.state.started or SparkWords.EXECUTOR_LOST.search(job_error)
+        )
+
+    def _error(self, job_error: Exception | None) -> ElephantError | None:
+        """Returns why the run failed, or None where it did not."""
+        failure = self.policy.root_failure(self.state)
+        if failure is not None:
+            return as_error(failure)
+        if self.state.silent is not None:
+            return self._failure_of_silence(self.state.silent)
+        if self._complete_at is not None:
+            # All that the fit is for has come: what ends its tasks afterwards, or keeps them from it, takes nothing.
+            return None
+        known = _known_cause(job_error)
+        if known is not None or (job_error is None and not self._gave_up):
+            return known
+        if "elephant" in re.findall(SparkWords.NO_MODULE.value, str(job_error)):
+            return ClusterError(
+                "expected elephant to be installed where the executors' Python is. Received: No module named "
+                "'elephant'. Install elephant-spark there, or ship an environment (spark.archives)."
+            )
+        return self.policy.unexplained(self.state, job_error)
+
+    def _failure_of_silence(self, silent: RankSilent | TaskSilent) -> WorkerFailure:
+        if isinstance(silent, RankSilent):
+            text = (
+                f"nothing was heard from it for {silent.silent_s:.0f} s: the process is frozen, "
+                "or its connection to the driver is cut"
+            )
+            return self.state.failure_of(silent.rank, text, step=self.policy.step_of(silent.rank, self.state))
+        text = (
+            f"nothing was heard from its Spark task for {silent.silent_s:.0f} s: its Python worker is frozen (stopped "
+            "by a signal, or on a host that is swapping), or its connection to the driver is cut"
+        )
+        return WorkerFailure(text, rank=silent.rank, host=silent.host, executor=silent.executor)
+
+    def history(self) -> dict[str, list[float]]:
+        """Returns one number per epoch by metric; raises DataError when no rank had rows to train on."""
+        if not sum(started.training_rows for started in self.state.started.values()):
+            raise DataError("expected rows to train on. Received: rows that are all marked for validation.")
+        return self.state.history.as_dict()
+
+    def result(self) -> FitResult:
+        """Returns the result of a fit; raises TrainingError when there is none."""
+        trained = self.state.trained
+        if trained is None:
+            raise TrainingError(
+                "expected the trained model from rank 0. Received: nothing, though its task ended well."
+            )
+        return FitResult(
+            history=self.state.history.as_dict(),
+            variables=list(trained.arrays),
+            rows=RowSpec.from_json(trained.rows),
+            plan=self.plan,
+            statistics=self.statistics,
+            rank_epochs=self.rank_epochs,
+        )
+
+
+def refusals(counts: Mapping[str, int]) -> str:
+    """Returns how many connections were refused, and from where.
+
+    >>> refusals({"10.0.0.7": 1, "10.0.0.9": 1200})
+    'refused connections: 1,201, from 10.0.0.9 (1,200), 10.0.0.7 (1)'
+    """
+    most = sorted(counts.items(), key=lambda item: -item[1])
+    hosts = [f"{host} ({count:,})" for host, count in most[:_MOST_HOSTS_SHOWN]]
+    more = [f"{len(most) - len(hosts)} more"] if len(most) > len(hosts) else []
+    return f"refused connections: {sum(counts.values()):,}, from {', '.join([*hosts, *more])}"
+
+
+def _is_past(moment: float | None, grace_s: float) -> bool:
+    return moment is not None and time.monotonic() - moment > grace_s
+
+
+def _known_cause(job_error: Exception | None) -> ElephantError | None:
+    """Returns why a job ended, where no rank can know it."""
+    return cancellation(job_error) or lost_driver(job_error)

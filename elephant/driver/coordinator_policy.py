@@ -1,0 +1,524 @@
+"""Policies of a coordinator: what ends a run, whose failure it is, and what Spark repairs, in each mode of a fit."""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import re
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+from elephant.checkpoint.state import FitState
+from elephant.cluster.spark_job import cancellation, cause_of, lost_with
+from elephant.driver.server_processes import ServerGroup
+from elephant.errors import (
+    COORDINATOR_LOST,
+    SUPERSEDED,
+    ElephantError,
+    NetworkError,
+    ServerFailedError,
+    TrainingError,
+    WorkerFailure,
+    first_line,
+    is_retryable,
+    kind_of,
+    user_error,
+    warn_user,
+)
+from elephant.monitor.events import (
+    CallbacksDone,
+    CallbacksDue,
+    EpochEnded,
+    EpochPart,
+    Event,
+    FilesLeft,
+    Finished,
+    RankEpoch,
+    RankFailure,
+    RankGone,
+    RankSilent,
+    ServerCounts,
+    Started,
+    StepEnded,
+    StopRequested,
+    TaskSilent,
+    TrainingFinished,
+)
+from elephant.monitor.progress import History
+
+_SERVER_FAILED = kind_of(ServerFailedError(""))
+_FRAME = re.compile(r'  File "(.+)", line (\d+)(?:, in .+)?')
+
+
+class ProgressDisplay(Protocol):
+    """Shows events; see `elephant.monitor.progress.Progress`."""
+
+    def show(self, event: Event) -> None:
+        """Takes an event."""
+
+    def note(self, text: str) -> None:
+        """Takes a line about the run as a whole."""
+
+
+class Epochs(Protocol):
+    """Makes the fit's epochs of those of its workers; see `elephant.driver.driver_callbacks`."""
+
+    def add(self, part: EpochPart) -> list[EpochEnded]:
+        """Returns the epochs that have ended with this part of one."""
+
+    def stop(self) -> None:
+        """Has all workers stop."""
+
+    def remind(self) -> None:
+        """Repeats to servers that have come back what they may have forgotten."""
+
+
+@dataclass
+class RunState:
+    """Reports of the ranks of one run.
+
+    Args:
+        started: The latest start of each rank.
+        failures: Failures that count: those that Spark repairs do not.
+        finished: Ranks that have nothing more to say.
+        gone: Connections that ended without a word.
+        next_steps: The step that each rank is in, counted from one over all epochs.
+        history: One number per epoch by metric.
+        epochs: The epochs of which the history is, where rank 0 has told of them.
+        trained: The trained model, when it has come.
+        silent: The last rank, or task, that nothing was heard from for too long.
+        statistics: Counts that rank 0 has made in the driver's place, where it did.
+        rank_epochs: What each rank's seconds went into, by epoch and rank.
+        files: What the user's code has left on each rank, and as that of rank -1 in the process of callbacks beside
+            rank 0; of a later attempt at a rank, in place of an earlier one.
+    """
+
+    started: dict[int, Started] = field(default_factory=dict)
+    failures: list[RankFailure] = field(default_factory=list)
+    finished: set[int] = field(default_factory=set)
+    gone: list[RankGone] = field(default_factory=list)
+    next_steps: dict[int, int] = field(default_factory=dict)
+    history: History = field(default_factory=History)
+    epochs: list[EpochEnded] = field(default_factory=list)
+    trained: TrainingFinished | None = None
+    silent: RankSilent | TaskSilent | None = None
+    statistics: dict[str, Any] | None = None
+    rank_epochs: dict[tuple[int, int], RankEpoch] = field(default_factory=dict)
+    files: dict[int, FilesLeft] = field(default_factory=dict)
+
+    def add(self, event: Event) -> None:
+        """Takes an event."""
+        if isinstance(event, Started):
+            if event.note and event.note not in {started.note for started in self.started.values()}:
+                warn_user(event.note)
+            self.started[event.rank] = event
+            if event.first_step is not None:
+                self.next_steps[event.rank] = event.first_step
+        elif isinstance(event, StepEnded):
+            self.next_steps[event.rank] = event.epoch * event.steps + event.step + 1
+        elif isinstance(event, EpochEnded) and event.rank == 0:
+            self.history.add(event.logs)
+            self.epochs.append(event)
+        elif isinstance(event, RankEpoch):
+            self.rank_epochs[event.epoch, event.rank] = event
+        elif isinstance(event, TrainingFinished):
+            self.trained = event
+        elif isinstance(event, Finished):
+            self.finished.add(event.rank)
+        elif isinstance(event, RankFailure):
+            self.failures.append(event)
+        elif isinstance(event, RankSilent | TaskSilent):
+            self.silent = event
+        elif isinstance(event, RankGone):
+            self.gone.append(event)
+        elif isinstance(event, ServerCounts):
+            self.statistics = dict(event.statistics)
+        elif isinstance(event, FilesLeft):
+            self.files[-1 if event.of_host else event.rank] = event
+
+    def failure_of(self, rank: int, summary: str, *, step: int | None) -> WorkerFailure:
+        """Returns the failure of a rank that said nothing of it itself."""
+        started = self.started.get(rank)
+        return WorkerFailure(
+            summary,
+            rank=rank,
+            host="its host" if started is None else started.host,
+            executor="" if started is None else started.executor,
+            step=step,
+        )
+
+    def vanished(self, job_error: Exception | None) -> int | None:
+        """Returns the rank that vanished with its Spark task, or None where each has said something."""
+        reported = {failure.rank for failure in self.failures}
+        gone = [event.rank for event in self.gone if event.rank not in reported]
+        executor, partition = lost_with(str(job_error))
+        on_it = [rank for rank, started in sorted(self.started.items()) if executor and started.executor == executor]
+        # Connections end in any order: those of ranks that were left alone may do so first.
+        return next(iter([*on_it, *(rank for rank in gone if rank == partition), *gone]), None)
+
+
+class CoordinatorPolicy(ABC):
+    """Decisions of a coordinator in which the modes of a fit differ.
+
+    Attributes:
+        awaits_cause: Whether a lost rank ends the run, as soon as somebody has had the time to say why it was lost.
+    """
+
+    awaits_cause: ClassVar[bool]
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raises what has failed besides the ranks."""
+
+    def add(self, event: Event, state: RunState) -> None:
+        """Takes an event into the state of the run, or repairs what it is about."""
+        state.add(event)
+
+    @abstractmethod
+    def is_complete(self, state: RunState) -> bool:
+        """Returns whether all that the run is for has come."""
+
+    @abstractmethod
+    def root_failure(self, state: RunState) -> RankFailure | None:
+        """Returns the failure that the run ends with, without those that only followed from it."""
+
+    @abstractmethod
+    def step_of(self, rank: int, state: RunState) -> int | None:
+        """Returns the step that a rank was in, as far as that is known."""
+
+    def completed(self, state: FitState) -> FitState:
+        """Returns a state of the fit, as rank 0 tells it, with what the driver knows."""
+        return state
+
+    def has_begun(self, state: RunState) -> bool:
+        """Returns whether any rank has begun its work, or failed of itself."""
+        return bool(state.started) or any(not failure.is_echo for failure in state.failures)
+
+    def unexplained(self, state: RunState, job_error: Exception | None) -> ElephantError:
+        """Returns the error of a run of which no rank has said why it failed: one has vanished, or left its peers."""
+        rank = state.vanished(job_error)
+        if rank is not None:
+            why = "" if job_error is None else f": {cause_of(job_error)}"
+            text = f"its process and its Spark task were lost without an error report{why}"
+            return state.failure_of(rank, text, step=self.step_of(rank, state))
+        if state.failures and state.started:
+            return as_error(state.failures[0])
+        return TrainingError(f"the Spark job failed, and no rank said why: {cause_of(job_error)}")
+
+
+class DriverTurns(Protocol):
+    """Runs callbacks on the driver; see `elephant.driver.driver_turns.SynchronousEpochs`."""
+
+    def take_turn(self, due: CallbacksDue) -> CallbacksDone:
+        """Runs them; returns their answer."""
+
+    def with_states(self, state: FitState) -> FitState:
+        """Returns a state of the fit with what they remember."""
+
+
+class SynchronousPolicy(CoordinatorPolicy):
+    """Ranks that take every step together: the loss of one ends the run.
+
+    Args:
+        progress: Shown the epochs after which callbacks have run on the driver.
+        turns: Runs these; None where there are none.
+        answer: Tells rank 0 what they ask for.
+    """
+
+    awaits_cause = True
+
+    def __init__(
+        self,
+        progress: ProgressDisplay | None = None,
+        turns: DriverTurns | None = None,
+        answer: Callable[[CallbacksDone], None] | None = None,
+    ) -> None:
+        self._progress = progress
+        self._turns = turns
+        self._answer = answer
+
+    def check(self) -> None:
+        """Nothing: there are ranks alone."""
+
+    def add(self, event: Event, state: RunState) -> None:
+        state.add(event)
+        if isinstance(event, CallbacksDue) and self._turns is not None and self._answer is not None:
+            done = self._turns.take_turn(event)
+            self._answer(done)
+            if event.epoch is not None:
+                ended = EpochEnded(rank=0, epoch=event.epoch, logs=done.logs)
+                state.add(ended)
+                if self._progress is not None:
+                    self._progress.show(ended)
+
+    def completed(self, state: FitState) -> FitState:
+        return state if self._turns is None else self._turns.with_states(state)
+
+    def is_complete(self, state: RunState) -> bool:
+        return state.trained is not None and state.started.keys() <= state.finished
+
+    def root_failure(self, state: RunState) -> RankFailure | None:
+        return next((failure for failure in state.failures if not failure.is_echo), None)
+
+    def step_of(self, rank: int, state: RunState) -> int | None:
+        """Returns the latest step that is known: all ranks take the same one at a time."""
+        steps = [failure.step for failure in state.failures if failure.step is not None]
+        return max(steps or state.next_steps.values(), default=None)
+
+
+class ReplayPolicy(SynchronousPolicy):
+    """Ranks whose reports rank 0 has written down: they come at once, when the job has ended, or are lost with it.
+
+    Args:
+        is_lost: Returns whether the job has failed, and its reports are lost.
+        ranks_per_task: Ranks of each Spark task.
+    """
+
+    def __init__(self, is_lost: Callable[[], bool], *, ranks_per_task: int = 1) -> None:
+        super().__init__()
+        self._is_lost = is_lost
+        self._ranks_per_task = ranks_per_task
+
+    def root_failure(self, state: RunState) -> RankFailure | None:
+        """Returns the first cause, or else the first failure: a task that fails does not fail the job."""
+        return super().root_failure(state) or next(iter(state.failures), None)
+
+    def has_begun(self, state: RunState) -> bool:
+        """Returns whether any rank has begun, or may have: the reports of a job that failed are lost."""
+        return self._is_lost() or super().has_begun(state)
+
+    def unexplained(self, state: RunState, job_error: Exception | None) -> ElephantError:
+        executor, partition = lost_with(str(job_error))
+        if partition is None:
+            return super().unexplained(state, job_error)
+        return WorkerFailure(
+            "its Spark task failed, and with it is lost what the ranks had said, which rank 0 keeps until the end: "
+            f"{cause_of(job_error)}",
+            rank=partition * self._ranks_per_task,
+            host="its host",
+            executor=executor,
+        )
+
+
+class AsynchronousPolicy(CoordinatorPolicy):
+    """Workers that go at their own pace against parameter servers.
+
+    A worker whose process was lost is Spark's to run again, and does not end the fit. One
+    that failed by itself (the user's code, the data) does, at once.
+
+    Args:
+        progress: Shown what is repaired.
+        servers: Looked after meanwhile.
+        epochs: Takes what workers say of their epochs.
+        num_ranks: Workers of the fit.
+        end_attempt: Called with the number of an attempt at a task, to end it; returns whether that is possible. None
+            where the workers' tasks are one barrier stage, of which Spark runs none again.
+
+    Attributes:
+        retries: How often a worker was started in place of one that was lost, or that another attempt overtook.
+    """
+
+    awaits_cause = False
+
+    def __init__(
+        self,
+        progress: ProgressDisplay,
+        *,
+        servers: ServerGroup,
+        epochs: Epochs,
+        num_ranks: int,
+        end_attempt: Callable[[int], bool] | None,
+    ) -> None:
+        self._progress = progress
+        self._end_attempt = end_attempt
+        self._servers = servers
+        self._epochs = epochs
+        self._num_ranks = num_ranks
+        self._frozen: set[int] = set()
+        self._lost: list[RankFailure] = []
+        self._began_at = self._ended_at = 0.0
+        self.retries = 0
+
+    @property
+    def training_s(self) -> float:
+        """Seconds from the first worker's start to the last end of an epoch."""
+        return self._ended_at - self._began_at
+
+    def check(self) -> None:
+        """Repairs servers that were lost; raises ServerFailedError where that is not possible."""
+        try:
+            notes = self._servers.check()
+        except ServerFailedError as error:
+            # Lost for good, as far as this run can tell.
+            error.retryable = cancellation(error) is None
+            raise
+        for note in notes:
+            self._progress.note(note)
+        if notes:
+            # A server that cannot be reached even now is reported by the next check.
+            with contextlib.suppress(NetworkError):
+                self._epochs.remind()
+
+    def add(self, event: Event, state: RunState) -> None:
+        if isinstance(event, RankFailure):
+            self._add_failure(event, state)
+        elif isinstance(event, RankSilent):
+            self._progress.note(f"nothing was heard from rank {event.rank} for {event.silent_s:.0f} s")
+        elif isinstance(event, TaskSilent):
+            self._add_frozen(event, state)
+        elif isinstance(event, EpochPart):
+            self._ended_at = time.monotonic()
+            for epoch in self._epochs.add(event):
+                state.history.add(epoch.logs)
+                self._progress.show(epoch)
+        elif isinstance(event, StopRequested):
+            self._epochs.stop()
+        else:
+            if isinstance(event, Started):
+                self._note_start(event, state)
+            state.add(event)
+
+    def _note_start(self, started: Started, state: RunState) -> None:
+        if not state.started:
+            self._began_at = self._ended_at = time.monotonic()
+        known = state.started.get(started.rank)
+        if known is not None:
+            self.retries += 1
+            self._progress.note(f"rank {started.rank} goes on, on {started.host}")
+            if (known.training_rows, known.validation_rows) != (started.training_rows, started.validation_rows):
+                warn_user(_other_rows(known, started))
+
+    def _add_frozen(self, task: TaskSilent, state: RunState) -> None:
+        """Has Spark run a task again that froze before its worker had begun; once, and where Spark can be asked."""
+        if self._end_attempt is None or task.rank in self._frozen or not self._end_attempt(task.attempt):
+            state.add(task)
+            return
+        self._frozen.add(task.rank)
+        self.retries += task.rank not in state.started
+        self._progress.note(
+            f"rank {task.rank} on {task.host} was lost: nothing was heard from its Spark task for {task.silent_s:.0f} "
+            "s. Spark runs it again, the others go on"
+        )
+
+    def _add_failure(self, failed: RankFailure, state: RunState) -> None:
+        if self._end_attempt is None or not (failed.kind == SUPERSEDED or is_retryable(failed.kind)):
+            state.add(failed)
+            return
+        if failed.kind == SUPERSEDED:
+            # Its own error would count as a failure, and with speculation on, a slow task is overtaken again and again.
+            self._end_attempt(failed.attempt)
+            return
+        self._lost.append(failed)
+        # One that has begun is counted when the next attempt begins: a lost executor says nothing.
+        self.retries += failed.rank not in state.started
+        reason = first_line(failed.message).split(". ")[0].rstrip(".")
+        self._progress.note(
+            f"rank {failed.rank} on {failed.host} was lost: {reason}. Spark runs it again, the others go on"
+        )
+
+    def is_complete(self, state: RunState) -> bool:
+        return len(state.finished) == self._num_ranks
+
+    def root_failure(self, state: RunState) -> RankFailure | None:
+        return next(iter(state.failures), None)
+
+    def step_of(self, rank: int, state: RunState) -> int | None:
+        return state.next_steps.get(rank)
+
+    def unexplained(self, state: RunState, job_error: Exception | None) -> ElephantError:
+        if not self._lost:
+            return super().unexplained(state, job_error)
+        last = self._lost[-1]
+        error = as_error(last)
+        if not isinstance(error, WorkerFailure):
+            return error
+        times = sum(failed.rank == last.rank for failed in self._lost)
+        return WorkerFailure(
+            f"{error.summary} This was its loss number {times}, after which Spark gave it up (spark.task.maxFailures).",
+            rank=error.rank,
+            host=error.host,
+            executor=error.executor,
+            step=error.step,
+            log_tail=error.log_tail,
+        )
+
+
+def require_all_steps(
+    state: RunState,
+    positions: Mapping[str, int],
+    *,
+    epochs: int,
+    batch_size: int,
+    steps_per_epoch: int | None = None,
+    most_steps: int | None = None,
+) -> None:
+    """Raises TrainingError when servers lack steps of a worker at the end of a fit.
+
+    Args:
+        state: The reports of the workers.
+        positions: The last step of each partition that all servers have applied.
+        epochs: Of the fit.
+        batch_size: Rows of a step.
+        steps_per_epoch: Steps of an epoch; None means those of all rows.
+        most_steps: Steps of an epoch at most; None does not limit them.
+    """
+    for rank, started in sorted(state.started.items()):
+        rows = started.training_rows
+        steps = steps_per_epoch if steps_per_epoch and rows else -(-rows // batch_size)
+        expected = epochs * (steps if most_steps is None else min(steps, most_steps))
+        known = positions.get(str(rank), 0)
+        if known < expected:
+            raise TrainingError(
+                f"expected all {expected} steps of rank {rank} in the model. Received: {known}. Where a "
+                "parameter server was lost after the worker had finished, its last snapshot had not been written: look "
+                "at the disk of the folder for temporary files. Fit again."
+            )
+
+
+def as_error(failure: RankFailure) -> ElephantError:
+    """Returns the error that a rank's failure is on the driver."""
+    if failure.kind == _SERVER_FAILED:
+        return ServerFailedError(failure.message)
+    if failure.kind == COORDINATOR_LOST:
+        # No rank's failure: it only ran beside one.
+        place = f"executor {failure.executor} on {failure.host}" if failure.executor else failure.host
+        return TrainingError(f"{place}: {failure.message}")
+    return user_error(failure.kind, failure.message) or WorkerFailure(
+        f"{failure.kind.removeprefix('elephant.')}: {failure.message}",
+        rank=failure.rank,
+        host=failure.host,
+        executor=failure.executor,
+        step=failure.step,
+        traceback=with_sources(failure.traceback),
+        log_tail=failure.log_tail,
+    )
+
+
+def with_sources(trace: str) -> str:
+    """Returns a rank's traceback with the lines of source that its host lacks: those of notebooks and main scripts.
+
+    >>> linecache.cache["<cell 3>"] = (1, None, ["raise ValueError(1)"], "<cell 3>")
+    >>> print(with_sources('  File "<cell 3>", line 1, in on_epoch_end\\nValueError: 1'))
+      File "<cell 3>", line 1, in on_epoch_end
+        raise ValueError(1)
+    ValueError: 1
+    """
+    lines = trace.splitlines()
+    for place in reversed(range(len(lines))):
+        frame = _FRAME.fullmatch(lines[place])
+        if frame is not None and not "".join(lines[place + 1 : place + 2]).startswith("    "):
+            source = linecache.getline(frame[1], int(frame[2])).strip()
+            lines[place + 1 : place + 1] = [f"    {source}"] if source else []
+    return "\n".join(lines)
+
+
+def _other_rows(before: Started, now: Started) -> str:
+    return (
+        f"rank {now.rank}: expected the {before.training_rows} training and {before.validation_rows} validation rows "
+        f"that it had before it was lost. Received: {now.training_rows} and {now.validation_rows}. The DataFrame is "
+        "computed anew and comes out differently, so that some rows count twice and others not at all: write it to "
+        "disk, or checkpoint it, before fit."
+    )

@@ -1,0 +1,182 @@
+"""Coordinator in a process beside rank 0: ``python -m elephant.driver.coordinator_process``.
+
+It is started and watched as the process of a rank is (`elephant.rank.__main__`), by
+the same Spark task. What it leaves is a record of all that it heard, which the driver
+reads when the run has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle  # noqa: S403  (the callbacks come from the parent process, through an inherited pipe)
+import socket
+import threading
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from elephant.checkpoint.state import FitState
+from elephant.driver.coordinator import Coordinator
+from elephant.driver.coordinator_policy import SynchronousPolicy
+from elephant.driver.launch import AsynchronousFit
+from elephant.driver.server_processes import DriverServers, parts_of
+from elephant.monitor.channel import Channel
+from elephant.monitor.events import EventLog, FilesLeft, ServerCounts, StateSaved, TrainingFinished
+from elephant.net.buffers import portable
+from elephant.net.stream import Listener
+from elephant.rank.__main__ import end, main
+from elephant.rank.executor import quick_imports
+from elephant.rank.process_pipe import USER_FOLDER
+from elephant.rank.program import Program, load_job
+from elephant.storage.filesystem import WORK_FOLDER, local_folder
+from elephant.storage.user_files import taken_files
+from elephant.task.specs import HEARD_FILE, AsyncFitSpec, CoordinatorInfo
+
+if TYPE_CHECKING:
+    from elephant.rank.job import TrainingJob
+
+
+_REST_S = 0.3
+
+
+class BarrierTasks:
+    """The ranks' tasks, as far as their host knows of them."""
+
+    def __init__(self, recording: EventLog, num_ranks: int) -> None:
+        self._recording = recording
+        self._num_ranks = num_ranks
+        self.error: Exception | None = None
+
+    @property
+    def running(self) -> bool:
+        """True if a rank has more to say."""
+        return len(self._recording.ended) < self._num_ranks
+
+
+class CoordinatorProgram(Program):
+    """Program that listens to ranks in the driver's place, from the moment on at which they have met."""
+
+    def load(self, block: bytes) -> bytes:
+        """Leaves the job as it came: to load it takes longer than a rank may wait that has failed."""
+        return block
+
+    def prepare(self) -> None:
+        """Nothing that would keep ranks waiting."""
+
+    def start(self, job: bytes, block: bytes, on_dismissed: Callable[[], None]) -> bytes:
+        """Listens until all ranks have ended, or one has failed; returns the record."""
+        place, recording = CoordinatorInfo.from_bytes(block), EventLog()
+        listener = Listener(socket.socket(fileno=place.channel_fd))
+        token = bytes.fromhex(place.token)
+        with Channel(bind_host=listener, token=token, run_id=place.run_id, timeouts=place.timeouts) as channel:
+            try:
+                try:
+                    self.host(job, place, channel, recording)
+                finally:
+                    _record_files(recording)
+            except BaseException:
+                # A callback of the user's has failed, say: what was heard until then is worth as much as otherwise.
+                (Path(os.environ[WORK_FOLDER]) / HEARD_FILE).write_bytes(recording.to_bytes())
+                raise
+        return recording.to_bytes()
+
+    @abstractmethod
+    def host(self, job: bytes, place: CoordinatorInfo, channel: Channel, recording: EventLog) -> None:
+        """Does what the driver does otherwise, until the run has ended."""
+
+
+class SynchronousCoordinatorProgram(CoordinatorProgram):
+    """Hosts the channel of ranks that take every step together."""
+
+    subject = "The run"
+
+    def host(self, job: bytes, place: CoordinatorInfo, channel: Channel, recording: EventLog) -> None:
+        """Listens."""
+        coordinator = Coordinator(channel, recording, SynchronousPolicy())
+        _listen(coordinator, place, channel, recording)
+        recording.show(ServerCounts(rank=0, statistics=coordinator.statistics))
+
+
+class AsynchronousCoordinatorProgram(CoordinatorProgram):
+    """Hosts the channel, the parameter servers and the user's callbacks of an asynchronous fit."""
+
+    subject = "The model, its custom objects or a callback"
+
+    def prepare(self) -> None:
+        """Imports Keras, in a thread."""
+        threading.Thread(target=_import_keras, name="elephant-imports", daemon=True).start()
+
+    def host(self, job: bytes, place: CoordinatorInfo, channel: Channel, recording: EventLog) -> None:
+        """Does what the driver does otherwise; at the end of the record is the trained model."""
+        _import_keras()
+        from elephant.driver.server_model import ServerModel
+
+        fit: AsyncFitSpec = pickle.loads(place.extras)  # noqa: S301  (see the import)
+        training: TrainingJob = replace(load_job(self.subject, job), callbacks=tuple(fit.callbacks), state=fit.state)
+        token = bytes.fromhex(place.token)
+        model = ServerModel(training, fit.rows)
+        with contextlib.ExitStack() as closing:
+            listeners = [socket.socket(fileno=descriptor) for descriptor in place.server_fds]
+            parts = parts_of(model, training.config, place.run_id)
+            servers = closing.enter_context(DriverServers(parts, listeners, token=token, folder=local_folder()))
+            checkpoint_writer = LoggedCheckpoints(recording) if fit.keeps else None
+            hosted = closing.enter_context(
+                AsynchronousFit(
+                    training, model, servers, token, place.run_id, channel, recording, checkpoint_writer,
+                    num_ranks=place.num_ranks, end_attempt=None,
+                )
+            )  # fmt: skip
+            _listen(hosted.coordinator, place, channel, recording)
+            if not hosted.coordinator.state.failures:
+                result = hosted.result()
+                recording.show(ServerCounts(rank=0, statistics=result.statistics))
+                arrays = tuple(portable(variable) for variable in result.variables)
+                recording.show(TrainingFinished(rank=0, rows=fit.rows.to_json(), arrays=arrays))
+
+
+class LoggedCheckpoints:
+    """Writes down from where the fit could go on, for the driver to keep."""
+
+    def __init__(self, recording: EventLog) -> None:
+        self._recording = recording
+
+    def keep(self, state: FitState) -> None:
+        """Takes a state."""
+        self._recording.show(StateSaved.of(state, rank=0))
+
+    def check(self) -> None:
+        """Nothing can go wrong here."""
+
+
+def _record_files(recording: EventLog) -> None:
+    """Notes what callbacks that run in this process have written to relative paths."""
+    folder = Path(os.environ[WORK_FOLDER]) / USER_FOLDER
+    if any(found := taken_files(folder)):
+        recording.show(FilesLeft.of(*found, rank=0, of_host=True))
+
+
+def _listen(coordinator: Coordinator, place: CoordinatorInfo, channel: Channel, recording: EventLog) -> None:
+    coordinator.until_ended(BarrierTasks(recording, place.num_ranks))
+    channel.dismiss()
+    # A moment longer: what ranks print comes by ways of its own, and later than their end.
+    event = channel.next_event(_REST_S)
+    while event is not None:
+        recording.show(event)
+        event = channel.next_event(_REST_S)
+
+
+def _import_keras() -> None:
+    with quick_imports():
+        import elephant.driver.server_model  # noqa: F401
+
+
+PROGRAMS: dict[str, Program] = {
+    "synchronous": SynchronousCoordinatorProgram(),
+    "asynchronous": AsynchronousCoordinatorProgram(),
+}
+
+if __name__ == "__main__":
+    end(main(PROGRAMS))

@@ -1,0 +1,411 @@
+"""Callbacks on the driver, what they see, and the epochs of an asynchronous fit, which are made of its workers'."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+
+from elephant.checkpoint.manager import CheckpointSink
+from elephant.checkpoint.state import FitState, identity_of, is_saved, joined, named
+from elephant.data.schema import DataSchema
+from elephant.driver.server_model import ServerModel
+from elephant.errors import UnsupportedError
+from elephant.modeling.variables import (
+    assign_flat,
+    constant_rate,
+    metric_variables,
+    on_cpu,
+)
+from elephant.monitor.events import EpochEnded, EpochPart
+from elephant.rank.callbacks import RemoteFiles, check_callbacks, listens, updated_results
+from elephant.rank.checkpoints import continue_files, restore_states, states_of
+from elephant.rank.input.tensors import blank_batch
+from elephant.rank.job import TrainingJob, as_numbers
+from elephant.storage.folder import Folder, folder_at
+from elephant.training.warmup import LearningRateWarmup
+
+if TYPE_CHECKING:
+    from elephant.parameter_server.control_client import ControlClient
+
+logger = logging.getLogger(__name__)
+RowShapes = Mapping[str, Sequence[int]]
+
+# What they do at the end of an epoch follows from its numbers alone.
+_WITHOUT_WEIGHTS = (
+    keras.callbacks.CSVLogger,
+    keras.callbacks.History,
+    keras.callbacks.LearningRateScheduler,
+    keras.callbacks.ReduceLROnPlateau,
+    keras.callbacks.RemoteMonitor,
+    keras.callbacks.TerminateOnNaN,
+)
+EPOCHS = ("on_epoch_begin", "on_epoch_end")
+
+
+class EpochSummaries:
+    """Adds up what the metrics of all workers have summed up, so that an epoch has one number for each metric.
+
+    A worker that is run again may report an epoch once more: the report that is of
+    more steps stays, and of two equal ones the later. An epoch that is complete does not change any more.
+
+    Args:
+        model: A compiled model whose metrics may be used, such as the driver's copy.
+        num_workers: Workers that report every epoch; those without rows report empty ones.
+        first_epoch: The epoch that the fit begins with, from zero.
+    """
+
+    def __init__(self, model: keras.Model, schema: DataSchema, num_workers: int, first_epoch: int = 0) -> None:
+        self._model = model
+        self._schema = schema
+        self._num_workers = num_workers
+        self._parts: dict[int, dict[int, EpochPart]] = {}
+        self._complete = set(range(first_epoch))
+
+    @property
+    def pending(self) -> list[EpochPart]:
+        """Reports of epochs that other workers have not ended yet."""
+        return [part for parts in self._parts.values() for part in parts.values()]
+
+    def add(self, part: EpochPart) -> dict[str, Any] | None:
+        """Keeps a worker's report; returns the logs of its epoch when it was the last that was missing.
+
+        Returns:
+            One number, or list of numbers, by name; those of validation begin with ``val_``.
+        """
+        if part.epoch in self._complete:
+            return None
+        parts = self._parts.setdefault(part.epoch, {})
+        if part.rank not in parts or part.steps >= parts[part.rank].steps:
+            parts[part.rank] = part
+        if len(parts) < self._num_workers:
+            return None
+        self._complete.add(part.epoch)
+        return self._logs(list(self._parts.pop(part.epoch).values()))
+
+    def _logs(self, parts: Sequence[EpochPart]) -> dict[str, Any]:
+        trained = [part for part in parts if part.rows]
+        row_shapes = next((part.row_shapes for part in parts if part.steps), None)
+        results = self._results(trained, 0, row_shapes)
+        logs: dict[str, Any] = {}
+        for name in dict.fromkeys(name for part in trained for name in part.logs):
+            value = results[name] if name in results else _average(trained, name)
+            if value is not None:
+                logs[name] = value
+        if self._results([part for part in parts if part.val_rows], 1, row_shapes):
+            validated = as_numbers(self._model.get_metrics_result())
+            logs |= {f"val_{name}": validated[name] for name in sorted(validated)}
+        return logs
+
+    def _results(self, parts: Sequence[EpochPart], which: int, row_shapes: RowShapes | None) -> dict[str, Any]:
+        """Returns the metrics' results from the workers' sums: nothing where they have other metrics."""
+        sums = [np.asarray(part.arrays[which], np.float64) for part in parts]
+        if not sums or len({len(values) for values in sums}) > 1 or not self._have_metrics(len(sums[0]), row_shapes):
+            return {}
+        assign_flat(metric_variables(self._model), np.sum(sums, axis=0))
+        return updated_results(self._model)
+
+    def _have_metrics(self, num_values: int, row_shapes: RowShapes | None) -> bool:
+        """Returns whether the model's metrics hold so many values, after a first batch if they wait for one."""
+        if not self._holds(num_values) and row_shapes is not None:
+            # A model with steps of its own need not be able to test; its workers' logs are then averaged.
+            try_batch(self._model, self._schema, row_shapes)
+        return self._holds(num_values)
+
+    def _holds(self, num_values: int) -> bool:
+        # Compiled with an empty list of metrics, they have no values and wait for a first batch all the same.
+        compiled = getattr(self._model, "_compile_metrics", None)
+        known = sum(int(np.prod(variable.shape)) for variable in metric_variables(self._model))
+        return known == num_values and (compiled is None or compiled.built)
+
+
+def try_batch(model: keras.Model, schema: DataSchema, row_shapes: RowShapes) -> None:
+    """Has a model see a batch, which makes its metrics, if it can."""
+    try:
+        model.test_on_batch(*blank_batch(schema, row_shapes))
+    except Exception as error:
+        logger.info("the driver's copy of the model cannot take a batch: %s", error)
+
+
+def _average(parts: Sequence[EpochPart], name: str) -> float | None:
+    """Returns the average of what a train_step of the model's own logged in each worker's last step."""
+    known = [(part.rows, part.logs[name]) for part in parts if np.ndim(part.logs.get(name, [])) == 0]
+    total = sum(rows for rows, _ in known)
+    return float(sum(rows / total * value for rows, value in known)) if total else None
+
+
+def check_asynchronous_callbacks(callbacks: Sequence[Any]) -> None:
+    """Raises for what is no callback, and for what cannot work where workers train at their own pace.
+
+    Raises:
+        ConfigurationError: Something is no callback.
+        UnsupportedError: A callback needs steps that all workers take together.
+    """
+    check_callbacks(callbacks)
+    for callback in callbacks:
+        if isinstance(callback, LearningRateWarmup):
+            raise UnsupportedError(
+                "callbacks: LearningRateWarmup changes the rate between steps that all workers take together, and "
+                "workers that train at their own pace take none. Let a schedule begin with the warm-up when you "
+                "compile, such as keras.optimizers.schedules.CosineDecay(..., warmup_target=..., warmup_steps=...)."
+            )
+        if isinstance(callback, keras.callbacks.ModelCheckpoint) and callback.save_freq != "epoch":
+            raise UnsupportedError(
+                f"callbacks: ModelCheckpoint runs on the driver, which sees epochs. Received: save_freq="
+                f"{callback.save_freq!r}. Use save_freq='epoch', or mode='synchronous'."
+            )
+
+
+class DriverCallbacks:
+    """Tells the user's own callback objects about epochs, and does what they ask for.
+
+    Args:
+        steps: Steps of an epoch; None where each worker has a number of its own.
+        state: What the fit goes on from; None begins it.
+        folder_of: Opens the folders of URLs that they write to.
+
+    Attributes:
+        stopped: Whether one of the callbacks has asked to stop, after which epochs do not count any more.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        callbacks: Sequence[keras.callbacks.Callback],
+        *,
+        epochs: int,
+        steps: int | None = None,
+        state: FitState | None = None,
+        refresh: Callable[[keras.Model], None],
+        set_rate: Callable[[float], None],
+        stop: Callable[[], None],
+        folder_of: Callable[[str], Folder] = folder_at,
+    ) -> None:
+        self._model = model
+        self._epochs = epochs
+        self._own = list(callbacks)
+        self._state = state
+        self._refresh = refresh
+        self._set_rate = set_rate
+        self._stop = stop
+        self._needs_weights = any(reads_weights(callback, *EPOCHS) for callback in callbacks)
+        self._remote = RemoteFiles(callbacks, folder_of)
+        self._last = _LastOfAll()
+        self._appending: list[tuple[keras.callbacks.CSVLogger, bool]] = []
+        self._callbacks = keras.callbacks.CallbackList(
+            [*callbacks, self._remote, self._last], model=model, epochs=epochs, steps=steps, verbose=0
+        )
+        self._rate = constant_rate(model)
+        self.stopped = False
+
+    def begin(self) -> None:
+        """Tells that training and its first epoch begin; before the workers start."""
+        self._model.stop_training = False
+        if self._state is None:
+            self._callbacks.on_train_begin()
+        else:
+            self._begin_again(self._state)
+        first = 0 if self._state is None else self._state.epochs
+        if first < self._epochs:
+            self._callbacks.on_epoch_begin(first)
+        self._do_what_they_asked()
+
+    def _begin_again(self, state: FitState) -> None:
+        self._appending = [(one, one.append) for one in self._own if isinstance(one, keras.callbacks.CSVLogger)]
+        continue_files(self._own)
+        self._callbacks.on_train_begin()
+        restore_states(zip(self._own, state.facts["callbacks"], strict=False), state.arrays)
+        if self._rate is not None:
+            # They have begun as if training did: some change the learning rate then.
+            self._model.optimizer.learning_rate = self._rate
+
+    def epoch_ended(self, epoch: int, logs: dict[str, Any]) -> dict[str, Any] | None:
+        """Tells that all workers have ended an epoch, and that the next one begins if there is one.
+
+        Args:
+            epoch: From zero.
+
+        Returns:
+            The logs with what callbacks have added, such as the learning rate; None after a callback has asked
+            to stop: the epoch is one that workers had begun before they heard of it.
+        """
+        if self.stopped:
+            return None
+        if self._needs_weights:
+            self._refresh(self._model)
+        self._callbacks.on_epoch_end(epoch, logs)
+        self._do_what_they_asked()
+        if not self.stopped and epoch + 1 < self._epochs:
+            self._callbacks.on_epoch_begin(epoch + 1)
+            self._do_what_they_asked()
+        return self._last.logs
+
+    def end(self) -> None:
+        """Gives the model what the servers have at the end, and tells that training has ended.
+
+        What the model holds afterwards is the result: callbacks may have changed it, as
+        ``EarlyStopping(restore_best_weights=True)`` does.
+        """
+        self._refresh(self._model)
+        self._callbacks.on_train_end(self._last.logs)
+
+    def close(self) -> None:
+        """Gives the callbacks their own paths back, where a failure has kept training from ending."""
+        self._remote.close()
+        for logger_of_epochs, appended in self._appending:
+            logger_of_epochs.append = appended
+
+    def _do_what_they_asked(self) -> None:
+        rate = constant_rate(self._model)
+        if rate is not None and rate != self._rate:
+            self._rate = rate
+            self._set_rate(rate)
+        if self._model.stop_training and not self.stopped:
+            self.stopped = True
+            self._stop()
+
+
+class _LastOfAll(keras.callbacks.Callback):
+    """Keeps the logs as the callbacks before it have left them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logs: dict[str, Any] = {}
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self.logs = dict(logs or {})
+
+
+def reads_weights(callback: keras.callbacks.Callback, *events: str) -> bool:
+    """Returns whether a callback may look at weights at one of the events."""
+    if type(callback) is keras.callbacks.EarlyStopping:
+        return bool(callback.restore_best_weights)
+    if type(callback) is keras.callbacks.TensorBoard:
+        return bool(callback.histogram_freq or callback.embeddings_freq)
+    return listens(callback, *events) and type(callback) not in _WITHOUT_WEIGHTS
+
+
+class DriverEpochs:
+    """Makes the fit's epochs of those of its workers, and runs the user's callbacks on them.
+
+    Args:
+        job: What the workers do; its callbacks are the user's own objects.
+        checkpoint_writer: Writes checkpoints; None makes none.
+
+    Attributes:
+        steps: Batches that workers have reported.
+        wait_s: Seconds of these in which a worker waited for a server.
+    """
+
+    def __init__(
+        self,
+        job: TrainingJob,
+        model: ServerModel,
+        servers: ControlClient,
+        checkpoint_writer: CheckpointSink | None = None,
+    ) -> None:
+        self._job = job
+        self._model = model
+        self._servers = servers
+        self._checkpoint_writer = checkpoint_writer
+        self._history = {} if job.state is None else joined(job.state.history, {})
+        self._summaries = EpochSummaries(model.model, job.model_schema, job.config.num_ranks, job.first_epoch)
+        for part in pending_parts(job):
+            self._summaries.add(part)
+        self._callbacks = DriverCallbacks(
+            model.model,
+            job.callbacks,
+            epochs=job.config.epochs,
+            state=job.state,
+            refresh=self._refresh,
+            set_rate=servers.set_rate,
+            stop=servers.stop,
+            folder_of=job.folder_of,
+        )
+        self._asked_to_stop = False
+        self.steps = 0
+        self.wait_s = 0.0
+
+    def _refresh(self, model: keras.Model) -> None:
+        kept = self._servers.fetch()
+        self._model.take(kept.values, kept.slots, kept.iterations, kept.state)
+
+    @on_cpu()
+    def begin(self) -> None:
+        """Tells the callbacks that training begins."""
+        self._callbacks.begin()
+
+    @on_cpu()
+    def add(self, part: EpochPart) -> list[EpochEnded]:
+        """Keeps a worker's epoch; returns the fit's epoch when it was the last that was missing, and counts."""
+        self.steps += part.steps
+        self.wait_s += part.wait_s
+        logs = self._summaries.add(part)
+        if logs is None:
+            return []
+        logs = self._callbacks.epoch_ended(part.epoch, logs)
+        if logs is None:
+            return []
+        self._history = joined(self._history, {name: [value] for name, value in as_numbers(logs).items()})
+        if self._checkpoint_writer is not None and is_saved(part.epoch + 1, self._job.config, stopped=self.stopped):
+            self._checkpoint_writer.keep(self._state(part.epoch + 1))
+        return [EpochEnded(rank=0, epoch=part.epoch, logs=logs)]
+
+    def _state(self, done: int) -> FitState:
+        """Returns the state from which the fit can go on; workers that were faster are further on, and stay so."""
+        kept = self._servers.keep()
+        fetched = kept.fetched
+        self._model.take(fetched.values, fetched.slots, fetched.iterations, fetched.state)
+        states, of_callbacks = states_of(self._job.callbacks)
+        arrays, pending = {**named("model", self._model.variables()), **of_callbacks}, []
+        for index, part in enumerate(self._summaries.pending):
+            pending.append({one.name: getattr(part, one.name) for one in fields(part) if one.name != "arrays"})
+            arrays |= named(f"part/{index}", [np.asarray(array) for array in part.arrays])
+        facts = {
+            "fit": identity_of(self._job.config),
+            "rows": self._model.rows.to_json(),
+            "stopped": self.stopped,
+            "optimizer_names": self._model.optimizer_names,
+            "callbacks": states,
+            "ledgers": [{str(partition): entry for partition, entry in one.items()} for one in kept.ledgers],
+            "parts": pending,
+        }
+        return FitState(epochs=done, history=self._history, arrays=arrays, facts=facts)
+
+    def stop(self) -> None:
+        """Has all workers stop: one of them has asked for it."""
+        self._asked_to_stop = True
+        self._servers.stop()
+
+    @property
+    def stopped(self) -> bool:
+        """True if workers were told to stop before the last epoch's end."""
+        return self._asked_to_stop or self._callbacks.stopped
+
+    def remind(self) -> None:
+        """Tells servers that have come back what callbacks have asked for."""
+        self._servers.remind()
+
+    @on_cpu()
+    def end(self) -> None:
+        """Gives the model what the servers keep, and tells the callbacks that training has ended."""
+        self._callbacks.end()
+
+    def close(self) -> None:
+        """Lets go of what callbacks hold, whether training has ended well or not."""
+        self._callbacks.close()
+
+
+def pending_parts(job: TrainingJob) -> list[EpochPart]:
+    """Returns the parts of unfinished epochs that workers had reported before a fit was interrupted."""
+    state = job.state
+    if state is None or state.facts["fit"]["num_workers"] != job.config.num_ranks:
+        return []
+    return [
+        EpochPart(**about, arrays=tuple(state.group(f"part/{index}")))
+        for index, about in enumerate(state.facts["parts"])
+    ]

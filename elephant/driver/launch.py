@@ -1,0 +1,347 @@
+"""Fits and functions from the driver: ranks that take every step together, and workers with parameter servers."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from elephant.checkpoint.manager import CheckpointSink, CheckpointWriter
+from elephant.cluster.addresses import driver_addresses
+from elephant.cluster.executors import awaited_slots
+from elephant.cluster.spark_job import SparkWords, end_attempt
+from elephant.driver.coordinator import Coordinator, EventSource, FitResult, refusals
+from elephant.driver.coordinator_location import coordinate_on_executor, coordinates_on_executors
+from elephant.driver.coordinator_policy import AsynchronousPolicy, DriverTurns, ProgressDisplay, require_all_steps
+from elephant.driver.launcher import (
+    RankJob,
+    SparkBarrierLauncher,
+    SparkTaskLauncher,
+    coordinate,
+    coordinate_here,
+    open_channel,
+)
+from elephant.driver.server_processes import DriverServers, ExecutorServers, ServerGroup, number_of_parts, parts_of
+from elephant.monitor.progress import Progress
+from elephant.parameter_server.control_client import ControlClient
+from elephant.parameter_server.process import listening_sockets
+from elephant.parameter_server.server import added_up
+from elephant.task.rendezvous import no_rows
+from elephant.task.specs import AsyncFitSpec, CoordinatorSpec, RunContext, ServerAddresses, TaskSpec
+from elephant.task.task import results_by_rank
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from elephant.cluster.row_source import RowSource
+    from elephant.driver.driver_turns import SynchronousEpochs
+    from elephant.driver.server_model import ServerModel
+    from elephant.rank.job import TrainingJob
+
+
+def train_ranks(
+    rows: RowSource,
+    spec: TaskSpec,
+    progress: Progress,
+    checkpoint_writer: CheckpointWriter | None = None,
+    epochs: SynchronousEpochs | None = None,
+) -> FitResult:
+    """Trains on ranks that take every step together, in one barrier job.
+
+    Args:
+        spec: The training; its job is a pickled `elephant.rank.job.TrainingJob`.
+        progress: Shown what happens.
+        checkpoint_writer: Writes checkpoints; None makes none.
+        epochs: Runs callbacks on the driver; None where there are none.
+
+    Raises:
+        CheckpointError: A checkpoint could not be written.
+        DataError: Rows that cannot be trained on.
+        ClusterError: The cluster cannot run the fit.
+        WorkerFailure: A rank failed; it has the rank's own traceback.
+        TrainingError: The fit failed otherwise.
+        Exception: Whatever a callback on the driver raises.
+    """
+    count = spec.plan.slots_needed
+    keeps = rows.has_partitions(count)
+    coordinator, job = _run(rows if keeps else rows.repartitioned(count), spec, progress, checkpoint_writer, epochs)
+    if keeps and SparkWords.FORBIDDEN_CHAIN.search(job.error):
+        coordinator, job = _run(rows.repartitioned(count), spec, progress, checkpoint_writer, epochs)
+    coordinator.raise_failure(job.error)
+    if not coordinator.began:
+        # Where Spark knows that a DataFrame has no rows, it may make no task at all of it.
+        raise no_rows()
+    result = coordinator.result()
+    if epochs is None:
+        return result
+    return replace(result, variables=epochs.end(result.variables, result.rows, coordinator.state.epochs))
+
+
+def call_ranks(rows: RowSource, spec: TaskSpec, progress: Progress) -> list[bytes]:
+    """Calls one function on every rank of one barrier job; returns the pickled results, by rank.
+
+    Args:
+        spec: The call; its job is a pickled `elephant.rank.program.FunctionCall`.
+        progress: Shown what happens.
+
+    Raises:
+        ConfigurationError: Code is missing on the executors, or a result does not pickle.
+        ClusterError: The cluster cannot run the function.
+        WorkerFailure: A rank failed; it has the rank's own traceback.
+        TrainingError: The job failed otherwise.
+    """
+    coordinator, job = _run(rows, spec, progress)
+    return results_of(coordinator, job, spec.plan.world_size)
+
+
+def results_of(coordinator: Coordinator, job: RankJob, world_size: int) -> list[bytes]:
+    """Returns the result of each rank's program; raises why the run failed, if it did."""
+    coordinator.raise_failure(job.error)
+    by_rank = results_by_rank(job.rows)
+    return [by_rank[rank] for rank in range(world_size)]
+
+
+def _run(
+    rows: RowSource,
+    spec: TaskSpec,
+    progress: Progress,
+    checkpoint_writer: CheckpointWriter | None = None,
+    turns: DriverTurns | None = None,
+) -> tuple[Coordinator, RankJob]:
+    """Runs the barrier job, a second time when it was lost before it began."""
+    run: Callable[[], tuple[Coordinator, RankJob]]
+    if coordinates_on_executors(rows.session):
+        beside = CoordinatorSpec(program="synchronous")
+        run = functools.partial(coordinate_on_executor, rows, spec, beside, progress, checkpoint_writer)
+    else:
+        run = functools.partial(coordinate_here, SparkBarrierLauncher(rows), spec, progress, checkpoint_writer, turns)
+    coordinator, job = run()
+    lost = SparkWords.EXECUTOR_LOST.search(job.error) or SparkWords.WORKER_ENDED.search(job.error)
+    if not coordinator.began and lost:
+        progress.note("an executor, or a Python worker of it, was lost before any worker began: starting once more")
+        coordinator, job = run()
+    too_few = SparkWords.TOO_FEW_SLOTS.search(job.error)
+    if not coordinator.began and too_few and _has_slots(rows.session, spec, progress):
+        progress.note("an executor was lost before any worker began, and another has come: starting once more")
+        coordinator, job = run()
+    return coordinator, job
+
+
+def _has_slots(session: SparkSession, spec: TaskSpec, progress: Progress) -> bool:
+    """Waits for slots that Spark missed: an executor that was lost counts as one of the cluster for some seconds."""
+    needed = spec.plan.slots_needed
+    slots = awaited_slots(session, needed, spec.timeouts.slots_s, progress.note, spec.plan.profile)
+    return slots is not None and slots >= needed
+
+
+def train_workers(
+    rows: RowSource,
+    spec: TaskSpec,
+    job: TrainingJob,
+    model: ServerModel,
+    progress: Progress,
+    checkpoint_writer: CheckpointWriter | None = None,
+) -> FitResult:
+    """Trains on workers that go at their own pace against parameter servers; afterwards the model has their weights.
+
+    Args:
+        spec: The workers' part of the training; its job is a pickled `elephant.rank.job.TrainingJob`.
+        progress: Shown what happens.
+        checkpoint_writer: Writes checkpoints; None makes none.
+
+    Raises:
+        CheckpointError: A checkpoint could not be written.
+        DataError: Rows that cannot be trained on.
+        ClusterError: The cluster cannot run the fit, or a port is taken.
+        WorkerFailure: A worker failed; it has the worker's own traceback.
+        ServerFailedError: A parameter server has given the fit up, or is lost for good.
+        TrainingError: The fit failed otherwise.
+    """
+    config, session = job.config, rows.session
+    if coordinates_on_executors(session):
+        return _train_on_executors(rows, spec, job, model, progress, checkpoint_writer)
+    addresses = driver_addresses(session)
+    with contextlib.ExitStack() as closing:
+        run, channel = closing.enter_context(open_channel(addresses, config.timeouts))
+        servers = closing.enter_context(_servers(session, job, model, run, addresses[1]))
+        fit = closing.enter_context(
+            AsynchronousFit(
+                job, model, servers, run.token, run.run_id, channel, progress, checkpoint_writer,
+                num_ranks=spec.plan.world_size, end_attempt=functools.partial(end_attempt, session),
+            )
+        )  # fmt: skip
+        launcher = SparkTaskLauncher(_partitioned(rows, spec), _addresses(servers, job, model))
+        spark_job = coordinate(launcher, spec, run, channel, fit.coordinator)
+        fit.coordinator.raise_failure(spark_job.error)
+        result = fit.result()
+    progress.note(summary_line(result.statistics))
+    return result
+
+
+def _partitioned(rows: RowSource, spec: TaskSpec) -> RowSource:
+    # Rows that a column marks for validation often lie together: a partition of nothing else would have no epochs.
+    count = spec.plan.slots_needed
+    keeps = spec.schema is not None and spec.schema.validation is None and rows.has_partitions(count)
+    return rows if keeps else rows.repartitioned(count)
+
+
+def _addresses(servers: ServerGroup, job: TrainingJob, model: ServerModel) -> ServerAddresses:
+    return ServerAddresses(servers=servers.addresses, layout=model.layout.to_json(), num_workers=job.config.num_ranks)
+
+
+class AsynchronousFit:
+    """Coordinator of an asynchronous fit with the epochs of its workers and their callbacks, for the ``with`` block.
+
+    Args:
+        job: The workers' job; its callbacks are the user's own.
+        model: The model, whose weights the servers keep.
+        servers: The parameter servers.
+        token: The secret of the run.
+        run_id: The run.
+        channel: Where the workers report.
+        display: Shown what they report.
+        checkpoint_writer: Takes states that the fit could go on from; None keeps none.
+        num_ranks: Number of workers.
+        end_attempt: Ends one attempt at a Spark task; None where nothing can.
+
+    Attributes:
+        coordinator: Listens to the workers.
+    """
+
+    def __init__(
+        self,
+        job: TrainingJob,
+        model: ServerModel,
+        servers: ServerGroup,
+        token: bytes,
+        run_id: str,
+        channel: EventSource,
+        display: ProgressDisplay,
+        checkpoint_writer: CheckpointSink | None,
+        *,
+        num_ranks: int,
+        end_attempt: Callable[[int], bool] | None,
+    ) -> None:
+        # Here, because it imports Keras, which an executor's Python worker must not.
+        from elephant.driver.driver_callbacks import DriverEpochs
+
+        self._config, self._model, self._servers = job.config, model, servers
+        self._most_steps = job.most_steps
+        with contextlib.ExitStack() as closing:
+            self._control = ControlClient(
+                servers.control_addresses,
+                token=token,
+                run_id=run_id,
+                layout=model.layout,
+                timeouts=job.config.timeouts,
+            )
+            closing.callback(self._control.close)
+            self._epochs = DriverEpochs(job, model, self._control, checkpoint_writer)
+            closing.callback(self._epochs.close)
+            self._policy = AsynchronousPolicy(
+                display, servers=servers, epochs=self._epochs, num_ranks=num_ranks, end_attempt=end_attempt
+            )
+            self.coordinator = Coordinator(channel, display, self._policy, checkpoint_writer)
+            self._epochs.begin()
+            self._closing = closing.pop_all()
+
+    def __enter__(self) -> AsynchronousFit:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing.close()
+
+    def result(self) -> FitResult:
+        """Returns the result, once the workers have ended well.
+
+        Raises:
+            DataError: No worker had rows to train on.
+            TrainingError: Servers lack steps of a worker, or cannot be reached.
+        """
+        coordinator, epochs, policy = self.coordinator, self._epochs, self._policy
+        config, model = self._config, self._model
+        history = coordinator.history()
+        counted = self._control.statistics()
+        refused = (counted, coordinator.statistics, {"refused_connections": self._servers.turned_away})
+        statistics = {
+            **counted,
+            "refused_connections": added_up(part["refused_connections"] for part in refused),
+            "training_s": policy.training_s,
+            "wait_s_per_step": epochs.wait_s / epochs.steps if epochs.steps else 0.0,
+            "worker_retries": policy.retries,
+        }
+        if model.pushes_every_step and not epochs.stopped:
+            require_all_steps(
+                coordinator.state,
+                statistics["positions"],
+                epochs=config.epochs,
+                batch_size=config.rank_batch_size,
+                steps_per_epoch=config.steps_per_epoch,
+                most_steps=self._most_steps,
+            )
+        epochs.end()
+        return FitResult(
+            variables=model.variables(), rows=model.rows, history=history, statistics=statistics,
+            plan=coordinator.plan, rank_epochs=coordinator.rank_epochs,
+        )  # fmt: skip
+
+
+def _train_on_executors(
+    rows: RowSource,
+    spec: TaskSpec,
+    job: TrainingJob,
+    model: ServerModel,
+    progress: Progress,
+    checkpoint_writer: CheckpointWriter | None,
+) -> FitResult:
+    """Runs a fit whose executors do not reach the driver: rank 0 hosts its servers, its channel and its callbacks."""
+    from pyspark import cloudpickle
+
+    config = job.config
+    if config.asynchronous.server_placement == "executors":
+        progress.note("serverPlacement='executors': as rank 0 hosts them, all parameter servers are beside it")
+    fit = AsyncFitSpec(callbacks=job.callbacks, rows=model.rows, state=job.state, keeps=checkpoint_writer is not None)
+    host = CoordinatorSpec(
+        program="asynchronous",
+        extras=cloudpickle.dumps(fit),
+        servers=number_of_parts(model.layout, config),
+        port=config.asynchronous.port,
+        layout=model.layout.to_json(),
+    )
+    partitioned = rows.repartitioned(spec.plan.slots_needed)
+    coordinator, spark_job = coordinate_on_executor(partitioned, spec, host, progress, checkpoint_writer)
+    coordinator.raise_failure(spark_job.error)
+    progress.note(summary_line(coordinator.statistics))
+    return coordinator.result()
+
+
+def _servers(session: SparkSession, job: TrainingJob, model: ServerModel, run: RunContext, bind: str) -> ServerGroup:
+    config, options = job.config, job.config.asynchronous
+    parts = parts_of(model, config, run.run_id)
+    if options.server_placement == "executors":
+        return ExecutorServers(session, parts, run=run, bind=bind, port=options.port, timeouts=config.timeouts)
+    listeners = listening_sockets(bind, options.port, len(parts))
+    return DriverServers(parts, listeners, token=run.token, advertised=run.driver[0])
+
+
+def summary_line(statistics: Mapping[str, Any]) -> str:
+    """Returns a line about a fit's exchanges.
+
+    >>> summary_line({"updates": 30, "training_s": 2.0, "bytes_in": 8e6, "bytes_out": 2e6, "wait_s_per_step": 0.004,
+    ...               "staleness": {"0": 20, "1": 8, "5": 2}, "refused": 0, "refused_connections": {}})
+    '30 updates, 15.0/s, 5 MB/s, 4.0 ms of waiting per step, staleness 0.6 on average and 5 at most, 0 refused'
+    """
+    seconds = max(float(statistics["training_s"]), 1e-9)
+    staleness = {int(value): int(count) for value, count in statistics["staleness"].items() if count}
+    total = sum(staleness.values())
+    mean = sum(value * count for value, count in staleness.items()) / total if total else 0.0
+    strangers = statistics["refused_connections"]
+    rate = (statistics["bytes_in"] + statistics["bytes_out"]) / seconds / 1e6
+    return (
+        f"{statistics['updates']:,} updates, {statistics['updates'] / seconds:.1f}/s, {rate:.3g} MB/s, "
+        f"{1e3 * statistics['wait_s_per_step']:.1f} ms of waiting per step, staleness {mean:.1f} on average "
+        f"and {max(staleness, default=0)} at most, {statistics['refused']} refused"
+        f"{'; ' + refusals(strangers) if strangers else ''}"
+    )

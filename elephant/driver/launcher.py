@@ -1,0 +1,306 @@
+"""Launchers: they start the ranks of a run, which a coordinator then listens to.
+
+Ranks that need each other run in a barrier stage, workers that go at their own pace in ordinary tasks, and ranks of a
+test as processes of this machine. The coordinator is here, or beside rank 0 where executors do not reach the driver.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import secrets
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
+
+import pyarrow as pa
+
+from elephant.checkpoint.manager import CheckpointWriter
+from elephant.cluster.addresses import driver_addresses
+from elephant.cluster.executors import ExecutorAbsence, profile_of
+from elephant.cluster.spark_job import SparkJob
+from elephant.config import Timeouts
+from elephant.driver.coordinator import Coordinator, EventSource, RunningJob
+from elephant.driver.coordinator_policy import DriverTurns, SynchronousPolicy
+from elephant.monitor.channel import Channel
+from elephant.monitor.progress import Progress
+from elephant.task.rank_task import RankTask, run_partition, run_worker
+from elephant.task.specs import RunContext, ServerAddresses, TaskSpec
+
+if TYPE_CHECKING:
+    from pyspark import BarrierTaskContext
+
+    from elephant.cluster.row_source import RowSource, TaskFunction
+
+LOOPBACK = "127.0.0.1"
+# How long processes of this machine may take to hear that the run is over.
+_DISMISSED_WITHIN_S = 2.0
+
+
+class RankJob(RunningJob, Protocol):
+    """Ranks that were started; see `elephant.cluster.spark_job.SparkJob`."""
+
+    @property
+    def rows(self) -> Sequence[Any]:
+        """Rows of `elephant.task.task.result_rows`, when all have ended well."""
+
+    def cancel(self) -> None:
+        """Ends the ranks."""
+
+
+class EventChannel(EventSource, Protocol):
+    """Source of events that can tell ranks that the run is over."""
+
+    def dismiss(self) -> None:
+        """Tells all ranks that the run is over."""
+
+
+class Launcher(ABC):
+    """Starts the ranks of one run."""
+
+    @property
+    @abstractmethod
+    def addresses(self) -> tuple[str, str]:
+        """Address that ranks reach this process at, and the one that it listens on."""
+
+    @abstractmethod
+    def start(self, spec: TaskSpec, run: RunContext) -> RankJob:
+        """Starts all ranks.
+
+        Args:
+            spec: What the run asks for.
+            run: Which attempt this is, and how to reach the coordinator.
+        """
+
+    def watch(self, timeouts: Timeouts) -> Callable[[], None] | None:
+        """Returns a function that raises ClusterError where the ranks can never end; None where that cannot be."""
+        return None
+
+
+class SparkLauncher(Launcher):
+    """Starts each rank beside a task of one Spark job.
+
+    Args:
+        rows: The rows, a partition for each task.
+    """
+
+    is_barrier: ClassVar[bool]
+
+    def __init__(self, rows: RowSource) -> None:
+        self._rows = rows
+
+    @property
+    def addresses(self) -> tuple[str, str]:
+        return driver_addresses(self._rows.session)
+
+    @abstractmethod
+    def task(self, spec: TaskSpec, run: RunContext) -> TaskFunction:
+        """Returns the function of each task."""
+
+    def start(self, spec: TaskSpec, run: RunContext) -> SparkJob:
+        session = self._rows.session
+        profile = profile_of(session, spec.plan.profile)
+        action = functools.partial(self._rows.run, self.task(spec, run), barrier=self.is_barrier, profile=profile)
+        return SparkJob(session, f"elephant-{run.run_id}", action)
+
+    def watch(self, timeouts: Timeouts) -> Callable[[], None]:
+        return ExecutorAbsence(self._rows.session, timeouts.executors_s).check
+
+
+class SparkBarrierLauncher(SparkLauncher):
+    """Starts ranks that need each other: Spark runs all tasks of a barrier stage at the same time."""
+
+    is_barrier = True
+
+    def task(self, spec: TaskSpec, run: RunContext) -> TaskFunction:
+        return functools.partial(run_partition, spec, run)
+
+
+class SparkTaskLauncher(SparkLauncher):
+    """Starts workers that go at their own pace, each of which Spark runs again when it is lost.
+
+    Args:
+        rows: The rows, a partition for each task.
+        servers: The parameter servers.
+    """
+
+    is_barrier = False
+
+    def __init__(self, rows: RowSource, servers: ServerAddresses) -> None:
+        super().__init__(rows)
+        self._servers = servers
+
+    def task(self, spec: TaskSpec, run: RunContext) -> TaskFunction:
+        return functools.partial(run_worker, spec, run, self._servers)
+
+
+class LocalLauncher(Launcher):
+    """Starts ranks as processes of this machine, without Spark; use it in a ``with`` block.
+
+    Args:
+        rows: Record batches of each rank, of which there are as many.
+    """
+
+    addresses = (LOOPBACK, LOOPBACK)
+
+    def __init__(self, rows: Sequence[Sequence[pa.RecordBatch]]) -> None:
+        self._rows = rows
+        self._closing = contextlib.ExitStack()
+
+    def start(self, spec: TaskSpec, run: RunContext) -> LocalJob:
+        job = LocalJob(spec, run, self._rows)
+        self._closing.callback(job.close)
+        return job
+
+    def __enter__(self) -> LocalLauncher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing.close()
+
+
+class LocalJob:
+    """Ranks of one run, each beside a thread of this process, which does what a Spark task does elsewhere.
+
+    Args:
+        spec: What the run asks for.
+        run: How to reach the coordinator.
+        rows: Record batches of each rank.
+    """
+
+    def __init__(self, spec: TaskSpec, run: RunContext, rows: Sequence[Sequence[pa.RecordBatch]]) -> None:
+        contexts = [cast("BarrierTaskContext", LocalContext(rank, len(rows))) for rank in range(len(rows))]
+        self._tasks = [RankTask(spec, run, context) for context in contexts]
+        self._pool = ThreadPoolExecutor(len(rows), thread_name_prefix="elephant-task")
+        self._ends = [
+            self._pool.submit(_rows_of, task, batches) for task, batches in zip(self._tasks, rows, strict=True)
+        ]
+
+    @property
+    def running(self) -> bool:
+        """True if a rank has not ended yet."""
+        return not all(end.done() for end in self._ends)
+
+    @property
+    def error(self) -> Exception | None:
+        """Error of the first task that has failed."""
+        errors = (end.exception() for end in self._ends if end.done())
+        return next((error for error in errors if isinstance(error, Exception)), None)
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """Rows of `elephant.task.task.result_rows`, when all have ended well."""
+        return [row for end in self._ends for row in end.result()]
+
+    def cancel(self) -> None:
+        """Nothing: ranks end when the channel dismisses them."""
+
+    def close(self) -> None:
+        """Ends ranks that have not heard of the end of the run, and waits for all."""
+        wait(self._ends, timeout=_DISMISSED_WITHIN_S)
+        for task in self._tasks:
+            task.kill()
+        self._pool.shutdown()
+
+
+def _rows_of(task: RankTask, batches: Sequence[pa.RecordBatch]) -> list[dict[str, Any]]:
+    return [row for batch in task.rows(batches) for row in batch.to_pylist()]
+
+
+@dataclass(frozen=True)
+class LocalContext:
+    """One rank's place among those of this machine, with the methods of `pyspark.BarrierTaskContext`.
+
+    Args:
+        rank: The rank.
+        num_ranks: How many there are.
+    """
+
+    rank: int
+    num_ranks: int
+    address: str = f"{LOOPBACK}:0"
+
+    def getTaskInfos(self) -> list[LocalContext]:
+        """Returns all ranks; each has an address."""
+        return [self] * self.num_ranks
+
+    def partitionId(self) -> int:
+        """Returns the rank."""
+        return self.rank
+
+    def taskAttemptId(self) -> int:
+        """Returns the rank: there is one attempt."""
+        return self.rank
+
+    def cpus(self) -> int:
+        """Returns the rank's share of the cores."""
+        return max((os.cpu_count() or 1) // self.num_ranks, 1)
+
+    def resources(self) -> dict[str, Any]:
+        """Returns nothing: there are no devices."""
+        return {}
+
+
+@contextlib.contextmanager
+def open_channel(addresses: tuple[str, str], timeouts: Timeouts) -> Iterator[tuple[RunContext, Channel]]:
+    """Opens the channel of a new run in this process, for the ``with`` block.
+
+    Args:
+        addresses: `Launcher.addresses`.
+        timeouts: How long waits may last.
+    """
+    run_id, token = uuid.uuid4().hex, secrets.token_bytes(32)
+    advertised, bind = addresses
+    with Channel(bind_host=bind, token=token, run_id=run_id, timeouts=timeouts) as channel:
+        yield RunContext(run_id=run_id, token=token, driver=(advertised, channel.port)), channel
+
+
+def coordinate(
+    launcher: Launcher, spec: TaskSpec, run: RunContext, channel: EventChannel, coordinator: Coordinator
+) -> RankJob:
+    """Starts the ranks of a run, and has a coordinator listen until they have ended; returns them.
+
+    Args:
+        launcher: Starts the ranks.
+        spec: What the run asks for.
+        run: Which attempt this is.
+        channel: Where the ranks report.
+        coordinator: Listens there, and knows afterwards whether they have failed.
+    """
+    job = launcher.start(spec, run)
+    try:
+        coordinator.until_ended(job, launcher.watch(spec.timeouts))
+    finally:
+        job.cancel()
+        channel.dismiss()
+        coordinator.bring_files()
+    return job
+
+
+def coordinate_here(
+    launcher: Launcher,
+    spec: TaskSpec,
+    progress: Progress,
+    checkpoint_writer: CheckpointWriter | None = None,
+    turns: DriverTurns | None = None,
+) -> tuple[Coordinator, RankJob]:
+    """Runs ranks that need each other to their end, with the coordinator in this process.
+
+    Args:
+        launcher: Starts the ranks.
+        spec: What the run asks for.
+        progress: Shown what happens.
+        checkpoint_writer: Writes checkpoints; None makes none.
+        turns: Runs callbacks on the driver; None where there are none.
+
+    Returns:
+        The coordinator, which knows the outcome, and the ranks.
+    """
+    with open_channel(launcher.addresses, spec.timeouts) as (run, channel):
+        policy = SynchronousPolicy(progress, turns, channel.answer)
+        coordinator = Coordinator(channel, progress, policy, checkpoint_writer)
+        return coordinator, coordinate(launcher, spec, run, channel, coordinator)

@@ -1,0 +1,116 @@
+"""The driver's copy of a model whose weights parameter servers keep: what they begin with, and what they leave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from elephant.checkpoint.state import require_same_optimizers
+from elephant.data.schema import RowSpec
+from elephant.modeling.model_info import has_own_step
+from elephant.modeling.optimizer_translation import inner_optimizer, restore_slots, slots_of, translate
+from elephant.modeling.variables import (
+    OF_CHECKPOINT,
+    assign_flat,
+    flatten,
+    layout_of,
+    moving_statistics,
+    on_cpu,
+    optimizer_names,
+    read_variables,
+    read_weights,
+    seeded,
+    write_variables,
+    write_weights,
+)
+from elephant.rank.asynchronous.asynchronous_fit import check_model
+from elephant.rank.job import TrainingJob, prepared_model
+
+
+class ServerModel:
+    """A model as the driver of an asynchronous fit knows it.
+
+    It is built as every worker builds it, seeded alike; what the user draws at random on
+    the driver is not disturbed.
+
+    Attributes:
+        model: The compiled model.
+        rows: What one row of its input is.
+        layout: The places of its trainable variables in the servers' flat vector.
+        rule: How servers apply a push, for `elephant.parameter_server.optimizers.rule_of`.
+
+    Raises:
+        ConfigurationError: The model cannot be trained with this algorithm.
+        UnsupportedError: The model, its optimizer or its backend cannot be trained with a parameter server.
+    """
+
+    @on_cpu()
+    def __init__(self, job: TrainingJob, rows: RowSpec) -> None:
+        self._config = job.config
+        self._state = job.state
+        self.rows = rows
+        with job.model.settings.applied(), seeded(job.config.seed):
+            self.model = prepared_model(job, rows, num_ranks=job.config.num_ranks)
+        if job.state is not None:
+            require_same_optimizers(job.state.facts, optimizer_names(self.model))
+            write_variables(self.model, job.state.group("model"), remedy=OF_CHECKPOINT)
+        check_model(self.model, job.config)
+        self.layout = layout_of(self.model)
+        self.rule: dict[str, Any] = {"name": "add"}
+        if job.config.pushes_gradients:
+            self.rule = translate(self.model.optimizer, self.layout)
+
+    @property
+    def pushes_every_step(self) -> bool:
+        """True if each batch ends in a push: loss scaling leaves some out, and a train_step of its own may do so."""
+        optimizer = self.model.optimizer
+        return inner_optimizer(optimizer) is optimizer and not has_own_step(self.model)
+
+    @property
+    def optimizer_names(self) -> list[str]:
+        """The classes of the model's optimizers."""
+        return optimizer_names(self.model)
+
+    def ledgers(self, num_servers: int) -> list[dict[int, list[int]]]:
+        """Returns each server's first log of pushes: those before, of a fit that goes on.
+
+        Other workers have other rows: where their number has changed, nothing is known of what they have pushed.
+        """
+        if self._state is None or self._state.facts["fit"]["num_workers"] != self._config.num_ranks:
+            return [{} for _ in range(num_servers)]
+        kept = [{int(key): list(entry) for key, entry in one.items()} for one in self._state.facts["ledgers"]]
+        if len(kept) == num_servers:
+            return kept
+        # What all of them had is what is sure.
+        return [{key: min(one.get(key, [0, 0, 0]) for one in kept) for key in kept[0]} for _ in range(num_servers)]
+
+    def weights(self) -> np.ndarray:
+        """Returns the trainable variables as one flat vector."""
+        return read_weights(self.model, self.layout)
+
+    def slots(self) -> tuple[list[np.ndarray], int]:
+        """Returns the first slots of the servers' rule: its vectors, and the updates applied so far."""
+        return slots_of(self.model.optimizer, self.layout) if self._config.pushes_gradients else ([], 0)
+
+    def state(self) -> np.ndarray:
+        """Returns the moving statistics, float64: what is averaged over the workers."""
+        return flatten(moving_statistics(self.model))
+
+    def take(self, values: np.ndarray, slots: Sequence[np.ndarray], iterations: int, state: np.ndarray) -> None:
+        """Gives the model what the servers keep.
+
+        Args:
+            values: The weights, as `weights` gives them.
+            slots: The rule's vectors, as `slots` gives them.
+            state: The moving statistics, as `state` gives them.
+        """
+        write_weights(self.model, self.layout, values)
+        assign_flat(moving_statistics(self.model), state)
+        if self._config.pushes_gradients:
+            restore_slots(self.model.optimizer, self.layout, slots, iterations)
+
+    def variables(self) -> list[np.ndarray]:
+        """Returns all variables, as `elephant.modeling.model_spec.ModelSpec.with_variables` takes them."""
+        return read_variables(self.model)

@@ -1,0 +1,1 @@
+"""Training of one worker against parameter servers."""

@@ -1,0 +1,321 @@
+"""Checkpoints made in a training process: model, optimizer, random state, and states of callbacks.
+
+Of Keras' own callbacks, and of `elephant.LearningRateWarmup`, it is known what that is. One of the user's may
+have a method ``get_state()``, which returns a dictionary of JSON values, numpy arrays and lists of arrays,
+and a method ``set_state(state)``, which is called after its ``on_train_begin``. Others begin anew.
+
+All ranks have the same weights then, and the same optimizer state where they exchange gradients: rank 0's is
+kept. What is each rank's own is kept by rank: the random generators of its model, and, where ranks train
+alone between two averages, the state of its optimizer. What callbacks remember is rank 0's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import keras
+import numpy as np
+
+from elephant.backends import current
+from elephant.checkpoint.state import FitState, identity_of, is_saved, joined, named, require_same_optimizers
+from elephant.collective.communicator import Communicator
+from elephant.data.schema import RowSpec
+from elephant.modeling.variables import (
+    OF_CHECKPOINT,
+    added_scale,
+    optimizer_names,
+    optimizers_of,
+    random_generators,
+    rated_optimizers,
+    read_values,
+    read_variables,
+    restored_optimizer,
+    shared_generator,
+    write_variables,
+)
+from elephant.rank.job import TrainingJob, as_numbers
+from elephant.rank.shared_state import assign, read
+from elephant.training.warmup import LearningRateWarmup
+
+logger = logging.getLogger(__name__)
+# The attributes that change as training goes on. What the user chose, such as patience, is not among them.
+_REMEMBERED: dict[type, tuple[str, ...]] = {
+    keras.callbacks.EarlyStopping: ("wait", "stopped_epoch", "best", "best_epoch", "best_weights"),
+    keras.callbacks.ReduceLROnPlateau: ("wait", "best", "cooldown_counter"),
+    keras.callbacks.ModelCheckpoint: ("best", "_batches_seen_since_last_saving"),
+    keras.callbacks.TensorBoard: ("_global_train_batch", "_global_test_batch", "_previous_epoch_iterations"),
+    keras.callbacks.SwapEMAWeights: ("_ema_weights_in_model",),
+    LearningRateWarmup: ("_targets", "_start"),
+}
+States = list[dict[str, Any]]
+
+Arrays = dict[str, np.ndarray]
+
+
+def states_of(callbacks: Sequence[keras.callbacks.Callback]) -> tuple[States, dict[str, np.ndarray]]:
+    """Returns the states of callbacks.
+
+    Returns:
+        One JSON value per callback, and the arrays that these name.
+
+    Raises:
+        TypeError: A ``get_state`` returned something that a checkpoint does not hold.
+    """
+    arrays: dict[str, np.ndarray] = {}
+    states = []
+    for index, callback in enumerate(callbacks):
+
+        def keep(value: Any, place: str = f"callback/{index}") -> Any:
+            return _saved(value, place, arrays)
+
+        values = {name: keep(value) for name, value in _state_of(callback).items()}
+        states.append({"class": type(callback).__name__, "values": values})
+    return states, arrays
+
+
+def restore_states(
+    pairs: Iterable[tuple[keras.callbacks.Callback, Mapping[str, Any]]], arrays: Mapping[str, np.ndarray]
+) -> None:
+    """Gives callbacks back what they remembered; those that are others than they were begin anew.
+
+    Args:
+        pairs: Callbacks, after their ``on_train_begin``, and what `states_of` returned for each.
+        arrays: As `states_of` returned them.
+    """
+    for callback, state in pairs:
+        name = type(callback).__name__
+        if state["class"] != name:
+            logger.warning("the checkpoint has a %s where a %s is now, which begins anew", state["class"], name)
+            continue
+        values = {key: _given_back(value, arrays) for key, value in state["values"].items()}
+        setter = _method(callback, "set_state")
+        if setter is not None:
+            if values:
+                setter(values)
+            continue
+        for key, value in values.items():
+            setattr(callback, key, value)
+
+
+def continue_files(callbacks: Sequence[keras.callbacks.Callback]) -> None:
+    """Has callbacks go on in the files of the fit that is resumed, where they would begin them anew."""
+    for callback in callbacks:
+        if isinstance(callback, keras.callbacks.CSVLogger):
+            callback.append = True
+
+
+def _state_of(callback: keras.callbacks.Callback) -> dict[str, Any]:
+    getter = _method(callback, "get_state")
+    if getter is not None:
+        return dict(getter() or {})
+    names = next((names for kind, names in _REMEMBERED.items() if isinstance(callback, kind)), ())
+    return {name: getattr(callback, name) for name in names if hasattr(callback, name)}
+
+
+def _method(callback: keras.callbacks.Callback, name: str) -> Callable[..., Any] | None:
+    found = getattr(callback, name, None)
+    return found if callable(found) else None
+
+
+def _saved(value: Any, place: str, arrays: dict[str, np.ndarray]) -> Any:
+    """Returns a value as JSON holds it; arrays are put aside, and named."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return {"value": value}
+    if isinstance(value, np.generic) or keras.ops.is_tensor(value) or isinstance(value, keras.Variable):
+        value = np.asarray(keras.ops.convert_to_numpy(value))
+        if value.ndim == 0:
+            return {"value": value.item()}
+    if isinstance(value, np.ndarray):
+        name = f"{place}/{len(arrays)}"
+        arrays[name] = np.array(value)
+        return {"array": name}
+    if isinstance(value, (list, tuple)):
+        return {"list": [_saved(item, place, arrays) for item in value]}
+    if isinstance(value, Mapping):
+        return {"dict": {str(key): _saved(item, place, arrays) for key, item in value.items()}}
+    raise TypeError(
+        f"get_state: expected numbers, text, numpy arrays, or lists and dictionaries of these. Received: {value!r}."
+    )
+
+
+def _given_back(kept: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Any:
+    if "array" in kept:
+        return np.array(arrays[kept["array"]])
+    if "list" in kept:
+        return [_given_back(item, arrays) for item in kept["list"]]
+    if "dict" in kept:
+        return {key: _given_back(item, arrays) for key, item in kept["dict"].items()}
+    return kept["value"]
+
+
+class StateReporter(Protocol):
+    """Reporter of the fit's state, on rank 0."""
+
+    def keep(self, state: FitState) -> None:
+        """A state that is to be kept."""
+
+
+class CheckpointCallback(keras.callbacks.Callback):
+    """Has the state of the fit kept every few epochs, and gives it back when a fit goes on; the last callback of all.
+
+    Args:
+        reporter: Told of every state by rank 0.
+    """
+
+    def __init__(
+        self,
+        job: TrainingJob,
+        collective: Communicator,
+        reporter: StateReporter,
+        *,
+        own: Sequence[keras.callbacks.Callback],
+        rows: RowSpec,
+    ) -> None:
+        super().__init__()
+        self._job = job
+        self._collective = collective
+        self._reporter = reporter
+        self._own = {id(callback) for callback in own}
+        self._rows = rows
+        self._history: dict[str, list[Any]] = {} if job.state is None else joined(job.state.history, {})
+        self._generator = None if job.state is None else job.state.arrays.get(f"generator/{collective.rank}")
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        state = self._job.state
+        if state is None:
+            return
+        pairs = zip(self._job.callbacks, state.facts["callbacks"], strict=False)
+        restore_states([pair for pair in pairs if id(pair[0]) in self._own], state.arrays)
+        # Callbacks have begun as if training did: some change the learning rate then.
+        restore_optimizers(self.model, state, self._job, self._collective)
+        for variable, value in zip(self._job.outside, state.group("outside"), strict=False):
+            assign(variable, value)
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        # Not before: on PyTorch, what reads the batches draws from it when it begins.
+        if self._generator is not None:
+            current().restore_generator(self._generator)
+            self._generator = None
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        done = epoch + 1
+        self._history = joined(self._history, {name: [value] for name, value in as_numbers(logs).items()})
+        stopped = bool(self.model.stop_training)
+        if not is_saved(done, self._job.config, stopped=stopped):
+            return
+        own = own_arrays(self.model, self._job, self._collective)
+        if self._collective.rank == 0:
+            self._reporter.keep(self._state(done, own, stopped))
+
+    def _state(self, done: int, own: Arrays, stopped: bool) -> FitState:
+        states, of_callbacks = states_of(self._job.callbacks)
+        others = optimizers_of(self.model)[1:]
+        arrays = {**named("model", read_variables(self.model)), **own, **of_callbacks}
+        arrays |= named("outside", [read(variable) for variable in self._job.outside])
+        arrays |= named("scale", read_values(added_scale(self.model.optimizer)))
+        for index, optimizer in enumerate(others):
+            arrays |= named(f"optimizer/{index}", read_values(optimizer.variables))
+        facts = {
+            "fit": identity_of(self._job.config),
+            "rows": self._rows.to_json(),
+            "num_workers": self._collective.world_size // self._job.config.gpus_per_worker,
+            "stopped": stopped,
+            "optimizer_names": optimizer_names(self.model),
+            "callbacks": states,
+            "optimizers": [_updated(self.model, optimizer) for optimizer in others],
+        }
+        return FitState(epochs=done, history=self._history, arrays=arrays, facts=facts)
+
+
+def own_arrays(model: keras.Model, job: TrainingJob, collective: Communicator) -> Arrays:
+    """Gathers each rank's own arrays, by rank; all ranks call it, and rank 0 gets the whole."""
+    arrays: Arrays = {}
+    for rank, numbers in enumerate(collective.allgather(_random_numbers(model))):
+        arrays[f"random/{rank}"] = np.array(numbers)
+    for rank, of_framework in enumerate(collective.allgather(current().generator_state())):
+        if len(of_framework):
+            arrays[f"generator/{rank}"] = np.array(of_framework)
+    if not job.config.averages_gradients and collective.world_size > 1:
+        own = [value for optimizer in optimizers_of(model) for value in read_values(optimizer.variables)]
+        for rank in range(collective.world_size):
+            for index, value in enumerate(own):
+                flat = np.ascontiguousarray(value).reshape(-1).view(np.uint8).copy()
+                collective.broadcast_(flat, root=rank)
+                if collective.rank == 0:
+                    arrays[f"local/{rank}/{index}"] = flat.view(value.dtype).reshape(value.shape)
+    return arrays
+
+
+def restore(model: keras.Model, job: TrainingJob, collective: Communicator) -> None:
+    """Gives a rank's model what it had at the end of the epoch that a fit goes on from; nothing where it begins.
+
+    Raises:
+        ConfigurationError: The state is that of another model.
+    """
+    if job.state is None:
+        return
+    require_same_optimizers(job.state.facts, optimizer_names(model))
+    continue_files(job.callbacks)
+    write_variables(model, job.state.group("model"), remedy=OF_CHECKPOINT)
+    restore_optimizers(model, job.state, job, collective)
+    numbers = job.state.arrays.get(f"random/{collective.rank}")
+    # A rank that there was not before has been seeded as any new one is.
+    if numbers is not None:
+        _restore_random_numbers(model, numbers)
+
+
+def restore_optimizers(model: keras.Model, state: FitState, job: TrainingJob, collective: Communicator) -> None:
+    """Gives a model's optimizers what they had, but for a rate that follows the number of workers."""
+    optimizers = optimizers_of(model)
+    whole = state.group("model")
+    first = restored_optimizer(optimizers[0])
+    _assign(first, whole[len(whole) - len(first.variables) :])
+    for variable, value in zip(added_scale(optimizers[0]), state.group("scale"), strict=False):
+        variable.assign(value)
+    for index, (optimizer, updated) in enumerate(zip(optimizers[1:], state.facts["optimizers"], strict=False)):
+        if updated and not optimizer.built:
+            optimizer.build([model.weights[place] for place in updated])
+        _assign(optimizer, state.group(f"optimizer/{index}"))
+    own = state.group(f"local/{collective.rank}")
+    for optimizer in optimizers if own else ():
+        _assign(optimizer, own[: len(optimizer.variables)])
+        own = own[len(optimizer.variables) :]
+    # The ranks of one worker share its batch.
+    workers, before = collective.world_size // job.config.gpus_per_worker, state.facts["num_workers"]
+    if job.config.scale_learning_rate and before != workers:
+        for optimizer in rated_optimizers(model):
+            rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate))
+            optimizer.learning_rate = rate * workers / before
+
+
+def _assign(optimizer: keras.optimizers.Optimizer, values: Sequence[np.ndarray]) -> None:
+    for variable, value in zip(optimizer.variables, values, strict=False):
+        variable.assign(value)
+
+
+def _updated(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> list[int]:
+    """Returns the places among the model's weights of those that an optimizer updates; none before its first step."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    places = {id(variable): place for place, variable in enumerate(model.weights)}
+    return [places[id(variable)] for variable in getattr(inner, "_trainable_variables", ()) if id(variable) in places]
+
+
+def _random_numbers(model: keras.Model) -> np.ndarray:
+    """Returns the positions of a model's generators, int64, after a flag for a shared one, and its position."""
+    shared = shared_generator()
+    states = [np.zeros(2) if shared is None else shared, *random_generators(model)]
+    numbers = [np.asarray(keras.ops.convert_to_numpy(state)).astype(np.int64) for state in states]
+    return np.concatenate([[np.int64(shared is not None)], *numbers])
+
+
+def _restore_random_numbers(model: keras.Model, numbers: np.ndarray) -> None:
+    generators = random_generators(model)
+    if numbers[0]:
+        generators = [shared_generator(made=True), *generators]
+        states = numbers[1:].reshape(-1, 2)
+    else:
+        states = numbers[3:].reshape(-1, 2)
+    for variable, state in zip(generators, states, strict=False):
+        variable.assign(state.astype(variable.dtype))

@@ -1,0 +1,1 @@
+"""Metrics of all ranks together, as one process would have them."""

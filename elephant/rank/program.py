@@ -1,0 +1,352 @@
+"""Programs: what a training process runs, one for each kind of run.
+
+Keras imports scikit-learn and Matplotlib for wrappers and pictures, which a training
+process does not need: a quarter of the processor time of the whole import. A sixth of
+the rest goes to Python's collector, which walks all that has been imported so far, again and again, and finds nothing.
+
+All are started, watched and ended in the same way; a program is the part in which
+they differ, and says what it needs: other ranks, or parameter servers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle  # noqa: S403  (the job comes from the parent process, through an inherited pipe)
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from elephant.backends import current
+from elephant.collective import api
+from elephant.collective.bootstrap import form_collective
+from elephant.collective.communicator import Communicator
+from elephant.errors import ConfigurationError, NetworkError, PeerLostError
+from elephant.monitor.channel import ChannelClient
+from elephant.monitor.events import FilesLeft, Started
+from elephant.monitor.trace import PROCESS
+from elephant.net.stream import Listener
+from elephant.rank.executor import executor_id, quick_imports, unseen_note
+from elephant.rank.process_pipe import USER_FOLDER, inherited, is_forked
+from elephant.rank.rank_info import RankInfo
+from elephant.storage.filesystem import WORK_FOLDER
+from elephant.storage.user_files import MOST_BYTES, taken_files
+
+if TYPE_CHECKING:
+    from elephant.data.epoch_plan import EpochPlan
+    from elephant.data.shard import Shard
+    from elephant.rank.job import TrainingJob
+    from elephant.rank.traced_step import TracedStep
+
+
+_DISMISSED_S = 5.0
+_OF_FITS = "The model, its custom objects or a callback"
+
+
+class Program(ABC):
+    """One kind of work for the ranks of a run.
+
+    Attributes:
+        subject: What of the user's the job holds, for the error that says that code is missing.
+    """
+
+    subject: str
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Imports what takes long, while the Spark task still prepares the rest."""
+
+    def load(self, block: bytes) -> Any:
+        """Returns the job, of the block that holds it; raises ConfigurationError as `load_job`."""
+        return load_job(self.subject, block)
+
+    @abstractmethod
+    def start(self, job: Any, block: bytes, on_dismissed: Callable[[], None]) -> bytes:
+        """Connects this process to those that it needs, and does the work.
+
+        Returns:
+            What the rank's Spark task hands to the driver.
+        """
+
+
+def load_job(subject: str, block: bytes) -> Any:
+    """Returns a job.
+
+    Raises:
+        ConfigurationError: It needs code that is not here.
+    """
+    try:
+        return pickle.loads(block)  # noqa: S301  (see the import)
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(
+            f"{subject} needs code that the executors do not have: {error}. Ship the module with --py-files or "
+            "SparkContext.addPyFile, with addArtifacts(..., pyfile=True) on Spark Connect, or define it in the "
+            "main script or notebook."
+        ) from error
+
+
+class SynchronousProgram(Program):
+    """Work that all ranks do together: they are connected by a collective."""
+
+    def start(self, job: Any, block: bytes, on_dismissed: Callable[[], None]) -> bytes:
+        """Forms the collective of all ranks, and does the work."""
+        rank_info = RankInfo.from_bytes(block)
+        timeouts, PROCESS.of_task = rank_info.timeouts, rank_info.phases
+        with _reporter(rank_info, on_dismissed) as reporter:
+            with Listener(socket.socket(fileno=inherited(rank_info.listener_fd))) as listener:
+                collective = form_collective(
+                    rank_info.rank,
+                    rank_info.addresses,
+                    listener,
+                    token=bytes.fromhex(rank_info.token),
+                    run_id=rank_info.run_id,
+                    timeout_s=timeouts.connect_s,
+                    operation_timeout_s=timeouts.collective_s,
+                )
+            PROCESS.end("connecting to ranks")
+            with collective, api.using(collective):
+                return self.run(job, rank_info, collective, reporter)
+
+    @abstractmethod
+    def run(self, job: Any, rank_info: RankInfo, collective: Communicator, reporter: ChannelClient) -> bytes:
+        """Does the work.
+
+        Returns:
+            What the rank's Spark task hands to the driver.
+        """
+
+
+def _load_fit(block: bytes) -> tuple[TrainingJob, TracedStep | None]:
+    from elephant.rank.traced_step import traced_step
+
+    job = load_job(_OF_FITS, block)
+    return job, traced_step(job)
+
+
+class SynchronousFitProgram(SynchronousProgram):
+    """Trains a model on this rank's rows; what it makes goes to the driver through the reporter."""
+
+    subject = _OF_FITS
+
+    def prepare(self) -> None:
+        with quick_imports():
+            import elephant.rank.synchronous  # noqa: F401  (imports Keras)
+
+    def load(self, block: bytes) -> tuple[TrainingJob, TracedStep | None]:
+        """Returns the job, and what can be made of it before the ranks have met."""
+        return _load_fit(block)
+
+    def run(
+        self,
+        job: tuple[TrainingJob, TracedStep | None],
+        rank_info: RankInfo,
+        collective: Communicator,
+        reporter: ChannelClient,
+    ) -> bytes:
+        from elephant.rank.job import epoch_plan
+        from elephant.rank.synchronous import train_rank
+
+        fit, ahead = job
+        # The framework has computed nothing until now, where that would be too early.
+        current().join_devices(collective, fit.config, rank_info.addresses[rank_info.rank][0])
+        shard = _opened_shard(rank_info, fit)
+        plan = epoch_plan(fit, rank_info.num_rows, rank_info.num_marked)
+        reporter.send(_started(rank_info, plan, first_step=plan.number(fit.first_epoch, 0) + 1))
+        train_rank(fit, shard, plan, collective, reporter, ahead)
+        return b""
+
+
+class AsynchronousProgram(Program):
+    """Trains a model on this partition's rows at its own pace; what it learns goes to the parameter servers."""
+
+    subject = _OF_FITS
+
+    def prepare(self) -> None:
+        """Imports Keras."""
+        with quick_imports():
+            import elephant.rank.asynchronous.asynchronous_fit  # noqa: F401  (imports Keras)
+
+    def load(self, block: bytes) -> tuple[TrainingJob, TracedStep | None]:
+        """Returns the job, and what can be made of it before there are servers."""
+        return _load_fit(block)
+
+    def start(
+        self, job: tuple[TrainingJob, TracedStep | None], block: bytes, on_dismissed: Callable[[], None]
+    ) -> bytes:
+        """Connects to the driver and the parameter servers, and trains."""
+        from elephant.parameter_server.client import ParameterServerClient
+        from elephant.rank.asynchronous.asynchronous_fit import train_worker
+        from elephant.rank.job import epoch_plan
+
+        fit, ahead = job
+        rank_info = RankInfo.from_bytes(block)
+        PROCESS.of_task = rank_info.phases
+        shard = _opened_shard(rank_info, fit)
+        plan = epoch_plan(fit, rank_info.num_rows, rank_info.num_marked)
+        with _reporter(rank_info, on_dismissed) as reporter:
+            reporter.send(_started(rank_info, plan))
+            with ParameterServerClient(
+                rank_info.servers,
+                token=bytes.fromhex(rank_info.token),
+                run_id=rank_info.run_id,
+                layout=rank_info.weights_layout,
+                partition=rank_info.rank,
+                attempt=rank_info.attempt,
+                compression=fit.config.compression,
+                timeouts=rank_info.timeouts,
+            ) as servers:
+                train_worker(fit, shard, rank_info, servers, reporter, ahead)
+        return b""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FunctionCall:
+    """A function of the user's and its arguments: the job of a `FunctionProgram`.
+
+    Args:
+        fn: The function.
+        args: Its positional arguments.
+        kwargs: Its arguments by name.
+        pickled: Turns its result into bytes: what pickled the call itself, so that classes
+            of the driver's main script travel back as they came.
+    """
+
+    fn: Callable[..., Any]
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    pickled: Callable[[Any], bytes]
+
+
+class FunctionProgram(SynchronousProgram):
+    """Calls a function and returns its pickled result. Imports nothing that the function does not."""
+
+    subject = "The function or one of its arguments"
+
+    def prepare(self) -> None:
+        """Nothing: what a function needs, it imports itself."""
+
+    def run(self, job: FunctionCall, rank_info: RankInfo, collective: Communicator, reporter: ChannelClient) -> bytes:
+        reporter.send(_started(rank_info))
+        try:
+            result = job.fn(*job.args, **job.kwargs)
+        except BaseException as error:
+            lost = _lost_peer(error)
+            if lost is None or lost is error:
+                raise
+            # Whatever came of it: this rank failed because another one did, and that one is to be blamed.
+            raise PeerLostError(str(lost)) from error
+        return _pickled_result(job, result, rank_info.rank)
+
+
+class ChunksProgram(Program):
+    """Computes on chunks of columns that a Python worker of Spark has: the process in which it predicts."""
+
+    subject = "The model or a function"
+
+    def prepare(self) -> None:
+        """Nothing: the functions import what they need."""
+
+    def start(self, job: None, block: bytes, on_dismissed: Callable[[], None]) -> bytes:
+        """Serves the worker until it hangs up, by ending this process or because it has ended itself."""
+        from elephant.rank.chunks import ChunkChannel
+
+        connection, sending, receiving = (inherited(descriptor) for descriptor in json.loads(block))
+        ChunkChannel(socket.socket(fileno=connection), sending, receiving).serve()
+        # Nobody asks for a result, and the work folder is nobody else's to remove.
+        on_dismissed()
+        return b""
+
+
+PROGRAMS: dict[str, Program] = {
+    "fit": SynchronousFitProgram(),
+    "asynchronous": AsynchronousProgram(),
+    "function": FunctionProgram(),
+    "chunks": ChunksProgram(),
+}
+
+
+@contextlib.contextmanager
+def _reporter(rank_info: RankInfo, on_dismissed: Callable[[], None]) -> Iterator[ChannelClient]:
+    """Connects to the driver, which in the end gets the files that the user's code has left, however that comes."""
+
+    def send_files(timeout_s: float = 60.0) -> None:
+        most_bytes = MOST_BYTES if rank_info.rank == 0 else MOST_BYTES // (rank_info.world_size - 1)
+        files, left_out = taken_files(Path(os.environ.get(WORK_FOLDER, os.devnull)) / USER_FOLDER, most_bytes)
+        if files or left_out:
+            reporter.send(FilesLeft.of(files, left_out, rank=rank_info.rank), timeout_s=timeout_s)
+
+    def dismissed() -> None:
+        # The driver listens for a moment; where it is gone, nobody does.
+        with contextlib.suppress(NetworkError):
+            send_files(_DISMISSED_S)
+        on_dismissed()
+
+    with ChannelClient(
+        rank_info.driver,
+        token=bytes.fromhex(rank_info.token),
+        run_id=rank_info.run_id,
+        rank=rank_info.rank,
+        timeouts=rank_info.timeouts,
+        on_dismissed=dismissed,
+    ) as reporter:
+        try:
+            yield reporter
+        except BaseException:
+            # A driver that is gone, or has given up, must not hide why.
+            with contextlib.suppress(NetworkError):
+                send_files()
+            raise
+        send_files()
+
+
+def _opened_shard(rank_info: RankInfo, job: TrainingJob) -> Shard:
+    from elephant.data.shard import Shard
+
+    folder = None if rank_info.shard is None else Path(rank_info.shard)
+    shard = Shard(folder, job.schema, rank_info.row_shapes, in_memory=job.config.cache == "memory")
+    shard.unlink()
+    return shard
+
+
+def _started(rank_info: RankInfo, plan: EpochPlan | None = None, *, first_step: int | None = None) -> Started:
+    unseen = unseen_note(rank_info.devices, rank_info.host)
+    return Started(
+        rank=rank_info.rank,
+        host=rank_info.host,
+        device=f"{rank_info.device} (not seen)" if unseen else rank_info.device,
+        threads=rank_info.threads,
+        training_rows=plan.training_rows[rank_info.rank] if plan else 0,
+        validation_rows=plan.validation_rows[rank_info.rank] if plan else 0,
+        executor=executor_id(),
+        devices=rank_info.devices,
+        note=unseen or rank_info.note,
+        first_step=first_step,
+        warm=is_forked(),
+    )
+
+
+def _lost_peer(error: BaseException) -> BaseException | None:
+    """Returns the loss of another rank that an error comes from, or None when it comes from this rank."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        if isinstance(cause, PeerLostError):
+            return cause
+        seen.add(id(cause))
+        cause = cause.__cause__ or cause.__context__
+    # TensorFlow replaces what is raised in a step that it runs by an error of its own.
+    return next((known for known in api.failures() if isinstance(known, PeerLostError)), None)
+
+
+def _pickled_result(job: FunctionCall, result: Any, rank: int) -> bytes:
+    try:
+        return job.pickled(result)
+    except Exception as error:
+        raise ConfigurationError(
+            f"result of rank {rank}: expected something that can be pickled. Received: {type(result).__name__}: "
+            f"{type(error).__name__}: {error}. Return numbers, numpy arrays, or containers of them."
+        ) from error

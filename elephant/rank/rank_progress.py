@@ -1,0 +1,313 @@
+"""Position of a worker in its epochs, weight of a rank in an average, and times of its steps."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from elephant.backends import current
+from elephant.backends.base import Steps
+from elephant.data.epoch_plan import EpochPlan
+from elephant.monitor.events import RankTrace
+from elephant.monitor.trace import MOST_STEPS, PROCESS, STEPS_AT_ENDS
+from elephant.rank.input.feed import BatchFeed
+from elephant.rank.job import ExchangeCounts, StepReporter
+from elephant.rank.process_pipe import begin_step
+
+# Callbacks that end an epoch more quickly are not worth telling.
+_SHORT_S = 1e-4
+# Of steps that are taken by one call. So long a failure, or the news of where a rank is, may wait.
+_RUN_S = 0.05
+_LONGEST_RUN = 64
+# Whole batches of a rank in a fit for which a graph is traced that knows their rows. That takes 0.3 to 0.9 s; a step
+# of it takes 3 to 12 % less time.
+_WORTH_TRACING = 2000
+
+
+@dataclass
+class TrainingPosition:
+    """The batch that a worker is at.
+
+    Args:
+        steps: Batches of an epoch.
+
+    Attributes:
+        first: The batch of the present epoch that this worker began with: zero, unless it
+            goes on where another attempt, or a server that was started again, had got to.
+        epoch: The epoch, from zero.
+        batch: The batch of it, from zero; ``first - 1`` before the first one.
+
+    >>> place = TrainingPosition(steps=10)
+    >>> place.epoch, place.batch = 2, 0
+    >>> place.number
+    21
+    """
+
+    steps: int
+    first: int = 0
+    epoch: int = 0
+    batch: int = -1
+
+    @property
+    def number(self) -> int:
+        """The batch's number over the whole fit, from one."""
+        return self.epoch * self.steps + self.batch + 1
+
+    @property
+    def taken(self) -> int:
+        """Batches of the epoch that this worker has begun since it came here."""
+        return self.batch + 1 - self.first
+
+    @property
+    def ends_epoch(self) -> bool:
+        """True if the batch is the epoch's last one."""
+        return self.batch + 1 == self.steps
+
+
+class RankWeight:
+    """This rank's part of all rows of the step that has begun, as the plan says.
+
+    Attributes:
+        plan: The steps of an epoch.
+        rank: This rank.
+        epoch: The epoch that has begun; `StepCounter` sets it.
+        step: The step of it.
+        cell: The part, shape (1,), where a kernel reads it; written when a step begins.
+
+    >>> share = RankWeight(EpochPlan(training_rows=(5, 2), validation_rows=(0, 0), batch_size=2), 1)
+    >>> share.step = 1
+    >>> share(), share.is_idle, share.since(0)
+    (0.0, True, 0.3333333333333333)
+    """
+
+    def __init__(self, plan: EpochPlan, rank: int) -> None:
+        self.plan = plan
+        self.rank = rank
+        self.epoch = self.step = 0
+        self.cell = np.zeros(1)
+
+    def begin(self, step: int) -> None:
+        """Notes that a step of the epoch begins."""
+        self.step = step
+        self.cell[0] = self()
+
+    def __call__(self) -> float:
+        """Returns the part, from zero to one."""
+        return self.plan.share_at(self.rank, self._number)
+
+    @property
+    def _number(self) -> int:
+        return self.plan.number(self.epoch, self.step)
+
+    @property
+    def is_idle(self) -> bool:
+        """True if this rank brings no row to the step."""
+        return self.plan.rows_at(self.rank, self._number) == 0
+
+    def since(self, first: int) -> float:
+        """Returns the part of all rows of the epoch's steps from ``first`` up to the present one, with that."""
+        return self.plan.share_between(self.rank, self.plan.number(self.epoch, first), self._number + 1)
+
+
+class StepCounter(keras.callbacks.Callback):
+    """Tells a share which step begins, and keeps its number for messages; the first callback of all."""
+
+    def __init__(self, share: RankWeight) -> None:
+        super().__init__()
+        self._share = share
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._share.epoch, self._share.step = epoch, 0
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self._share.begin(batch)
+        begin_step(self._share.plan.number(self._share.epoch, batch) + 1)
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        # It may be the last of a run.
+        self._share.step = batch
+
+
+class StepRuns(keras.callbacks.CallbackList):
+    """Callbacks of a fit that takes its steps in runs: one call for as many of them as last `_RUN_S`.
+
+    Keras' loop takes a large part of a small model's step. To it, an epoch is one execution of all steps. Callbacks
+    hear of a run as of a batch, so that none may be there that looks at batches, but elephant's own.
+
+    Args:
+        callbacks: The callbacks.
+        epochs: Of the fit, up to which Keras' callbacks count.
+        steps: Takes steps; see `elephant.backends.base.Backend.steps_function`.
+        share: Weight of the rank, the same in all steps of a run.
+    """
+
+    def __init__(
+        self,
+        callbacks: Sequence[keras.callbacks.Callback],
+        model: keras.Model,
+        epochs: int,
+        steps: Steps,
+        share: RankWeight,
+    ) -> None:
+        # Keras gives a list of its own what it calls params; `fit` gives this one none.
+        params = {"verbose": 0, "epochs": epochs, "steps": share.plan.steps}
+        super().__init__(list(callbacks), add_history=True, model=model, **params)
+        self._steps = steps
+        self._share = share
+        self._length = 1
+        whole = share.plan.training_rows[share.rank] // share.plan.batch_size * epochs
+        self._knows_rows = whole * share.plan.steps >= _WORTH_TRACING * share.plan.pass_steps
+        # For Keras' loop, which reads it when it begins.
+        model.steps_per_execution = share.plan.steps
+        model.make_train_function = self._make_train_function
+
+    def _make_train_function(self, force: bool = False) -> None:
+        if force:
+            # What is traced may have changed, as where a callback freezes a layer.
+            self._steps = current().steps_function(self._model) or self._steps
+        self._model.train_function = self._take_epoch
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        # Validations are no part of it.
+        self._model.steps_per_execution = 1
+        super().on_train_begin(logs)
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Nothing: it is the epoch that begins."""
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Nothing: it is the epoch that ends."""
+
+    def _take_epoch(self, iterator: Any) -> Any:
+        plan, epoch, first, logs = self._share.plan, self._share.epoch, 0, None
+        while first < plan.steps:
+            number = plan.number(epoch, first)
+            count = min(self._length, plan.next_change(number) - number, plan.steps - first)
+            super().on_train_batch_begin(first)
+            began = time.monotonic()
+            logs = self._steps(iterator, count, self._known_rows(number))
+            # A clock may stand still for a short call.
+            step_s = max(time.monotonic() - began, 1e-6) / count
+            super().on_train_batch_end(first + count - 1, logs)
+            self._length = max(1, min(2 * self._length, _LONGEST_RUN, int(_RUN_S / step_s)))
+            first += count
+        return logs
+
+    def _known_rows(self, number: int) -> int | None:
+        """Returns how many rows the step has, where a graph for whole batches is worth its tracing; None otherwise."""
+        plan = self._share.plan
+        is_whole = plan.rows_at(self._share.rank, number) == plan.batch_size
+        return plan.batch_size if self._knows_rows and is_whole else None
+
+
+class StepTimes(keras.callbacks.Callback):
+    """Tells when a rank's steps began, and what their seconds went into, for the trace of a fit; the last callback.
+
+    Of an epoch these are the first and the last thousand steps, and of the fit no more than its part of `MOST_STEPS`.
+
+    Args:
+        reporter: Told at the first epoch's begin and at each epoch's end.
+        world_size: Ranks of the fit.
+        feed: Where the rows come from; it is told of steps before.
+        exchange: Counts what goes to other ranks, or to servers.
+        place: Knows the batch, where an epoch may begin in its middle.
+    """
+
+    def __init__(
+        self,
+        reporter: StepReporter,
+        rank: int,
+        world_size: int,
+        feed: BatchFeed,
+        exchange: ExchangeCounts,
+        place: TrainingPosition | None = None,
+    ) -> None:
+        super().__init__()
+        self._reporter = reporter
+        self._rank = rank
+        self._feed = feed
+        self._exchange = exchange
+        self._place = place
+        self._left = MOST_STEPS // world_size
+        self._has_begun = False
+        # One for all that is told: times would jump with a clock that is set.
+        self._clock_s = time.time() - time.monotonic()
+
+    def around(self, callbacks: Sequence[keras.callbacks.Callback]) -> list[keras.callbacks.Callback]:
+        """Returns callbacks, each with one behind it that notes when it has ended an epoch, and at last this one."""
+        noted = [part for callback in callbacks for part in (callback, _EpochEnds(type(callback).__name__))]
+        return [_EpochEnds(None), *noted, self]
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            PROCESS.end("preparing")
+            self._send(None, PROCESS.ended, [], PROCESS.of_task)
+        self._first: list[tuple[float, ...]] = []
+        self._last: deque[tuple[float, ...]] = deque(maxlen=STEPS_AT_ENDS)
+        self._count, self._validations = 0, list[tuple[str, float, float]]()
+        self._began = time.monotonic()
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self._before = (time.monotonic(), self._exchange.waited_s, self._feed.waited_s)
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        began, waited_s, fed_s = self._before
+        number = (batch if self._place is None else self._place.batch) + 1
+        now = time.monotonic()
+        step = (number, began, now, self._exchange.waited_s - waited_s, self._feed.waited_s - fed_s)
+        (self._first if len(self._first) < STEPS_AT_ENDS else self._last).append(step)
+        self._count += 1
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        self._test_began = time.monotonic()
+
+    def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
+        self._validations.append(("validation", self._test_began, time.monotonic()))
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        steps = [*self._first, *self._last][: self._left]
+        self._left -= len(steps)
+        about = [["steps", self._count], ["steps left out", self._count - len(steps)]]
+        whole = (f"epoch {epoch + 1}", self._began, time.monotonic(), *about)
+        ends = [phase for phase in PROCESS.ended if phase[2] - phase[1] > _SHORT_S]
+        self._send(epoch, [whole, *ends, *self._validations], steps)
+
+    def _send(
+        self,
+        epoch: int | None,
+        phases: Sequence[Sequence[Any]],
+        steps: Sequence[Sequence[float]],
+        task_phases: Sequence[Sequence[Any]] = (),
+    ) -> None:
+        self._reporter.send(
+            RankTrace(
+                rank=self._rank,
+                epoch=epoch,
+                phases=[list(phase) for phase in phases],
+                task_phases=[list(phase) for phase in task_phases],
+                clock_s=self._clock_s,
+                sent=time.monotonic(),
+                arrays=(np.array(steps, np.float64).reshape(-1, 5),),
+            )
+        )
+
+
+class _EpochEnds(keras.callbacks.Callback):
+    """Notes that the callback before it has ended an epoch; without a name, that the last step has."""
+
+    def __init__(self, name: str | None) -> None:
+        super().__init__()
+        self._name = name
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if self._name is None:
+            PROCESS.begin()
+        else:
+            PROCESS.end(self._name)

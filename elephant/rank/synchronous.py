@@ -1,0 +1,331 @@
+"""Synchronous training of one rank: every step together with all others, or several steps alone (local SGD).
+
+Each rank takes its steps with its own optimizer, and every k steps, or once an
+epoch, all take the average of their weights, weighted by the rows each has used since
+the last time (McMahan et al. 2017, algorithm 1; Stich 2019, algorithm 1). Fewer
+exchanges make a slow network bearable. What it gives up: N ranks no longer do what one process
+does on larger batches; the longer they are apart, the more the average differs from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import keras
+import numpy as np
+
+from elephant.backends import current
+from elephant.backends.gradient_averager import GradientAverager, StopSignal
+from elephant.backends.gradient_kinds import GradientInfo
+from elephant.collective.communicator import Communicator
+from elephant.collective.fusion import WORTH_SPLITTING, FusedBuffer, measure_link
+from elephant.compression import reduction_for
+from elephant.data.epoch_plan import EpochPlan
+from elephant.data.shard import Shard
+from elephant.modeling.sync_batch_norm import synchronize, synchronized_layers
+from elephant.modeling.variables import (
+    BFLOAT16,
+    build_metrics,
+    read_values,
+    read_variables,
+    state_variables,
+)
+from elephant.rank.callbacks import (
+    CollectiveStop,
+    DriverTurn,
+    GlobalEpoch,
+    IdleSteps,
+    RemoteFiles,
+    StepProgress,
+    any_rank,
+    callbacks_of_rank,
+    may_stop_in_batches,
+    require_averaged_weights,
+    share_variables,
+)
+from elephant.rank.checkpoints import CheckpointCallback, restore
+from elephant.rank.input.feed import BatchFeed
+from elephant.rank.input.preprocessed_shard import prepared_rows
+from elephant.rank.job import Reporter, TrainingJob, mixed_policy, prepared_model, reseed, set_up_process
+from elephant.rank.metrics.batch_means import count_rows
+from elephant.rank.rank_progress import RankWeight, StepCounter, StepRuns, StepTimes
+from elephant.rank.shared_state import OutsideVariables, outside_here, read
+from elephant.rank.traced_step import TracedStep, average_gradients, leave_loops, steps_in_runs
+from elephant.rank.trials import rehearsal
+from elephant.rank.trials.coupling import KINDS, RankLosses
+from elephant.rank.trials.loss_trial import LossTrial, may_couple_rows, try_out
+from elephant.rank.trials.loss_watch import LossWatch
+from elephant.rank.trials.row_dependence import MOST_ROWS
+from elephant.training.warmup import broadcast_rate
+
+
+class WeightAveraging(keras.callbacks.Callback):
+    """Averages the ranks' trainable weights every few steps and at the end of each epoch.
+
+    Momenta and other state of the optimizers stay each rank's own. What travels is how far the weights
+    have moved since the last average, so that it can be compressed as gradients can.
+
+    Args:
+        every: Steps between two averages; None means an epoch.
+        compression: How what crosses hosts is encoded; see `elephant.compression`.
+    """
+
+    def __init__(
+        self,
+        collective: Communicator,
+        share: RankWeight,
+        *,
+        every: int | None,
+        compression: str | None,
+        stop: StopSignal,
+    ) -> None:
+        super().__init__()
+        self._collective = collective
+        self._share = share
+        self._every = every
+        self._compression = compression if collective.crosses_hosts else None
+        self._stop = stop
+        self._averaged_at = self._step = 0
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        variables = self.model.trainable_variables
+        self._agreed = read_values(variables)
+        self._buffer = FusedBuffer([*((value.shape, value.dtype) for value in self._agreed), ((1,), "float64")])
+        self._reduction = reduction_for(self._compression, self._buffer.float32_slices)
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._averaged_at = self._step = 0
+        self._before_idling: list[np.ndarray] | None = None
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        if self._share.is_idle and self._before_idling is None:
+            # Stand-in rows are trained on from here on; what they do to the weights is not to count.
+            self._before_idling = read_values(self.model.trainable_variables)
+        elif not self._share.is_idle and self._before_idling is not None:
+            for variable, value in zip(self.model.trainable_variables, self._before_idling, strict=True):
+                variable.assign(value)
+            self._before_idling = None
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self._step = batch + 1
+        if self._every is not None and self._step % self._every == 0 and self._step < self._share.plan.steps:
+            self._average()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._average()
+
+    def _average(self) -> None:
+        """Gives every rank the weights that all have agreed on before, plus the average move since then."""
+        variables = self.model.trainable_variables
+        learned = self._before_idling or read_values(variables)
+        moves = [value - agreed for value, agreed in zip(learned, self._agreed, strict=True)]
+        self._buffer.pack([*moves, np.zeros(1)], self._share.since(self._averaged_at))
+        flag = self._buffer.unpack()[-1]
+        flag[0] = float(self._stop.requested)
+        self._buffer.allreduce(self._collective, lambda flat: self._reduction.reduce_(flat, self._collective))
+        self._stop.agreed = self._stop.agreed or bool(flag[0] > 0)
+        for variable, agreed, move in zip(variables, self._agreed, self._buffer.unpack(), strict=False):
+            agreed += move
+            variable.assign(agreed)
+        self._averaged_at, self._before_idling = self._step, None
+
+
+def train_rank(
+    job: TrainingJob,
+    shard: Shard,
+    plan: EpochPlan,
+    collective: Communicator,
+    reporter: Reporter,
+    ahead: TracedStep | None = None,
+) -> None:
+    """Trains one rank to the end and reports the trained variables from rank 0.
+
+    Raises:
+        NetworkError: Another rank is gone.
+        TrainingError: The ranks do not agree any more.
+        Exception: Whatever the model or a callback raises.
+    """
+    overlaps = bool(job.config.bucket_bytes) or (job.config.bucket_bytes is None and collective.crosses_hosts)
+    set_up_process(overlaps=overlaps)
+    outside = outside_here(job.outside, job.callbacks, job.model, job.preprocessing.given)
+    job = replace(job, outside=outside)
+    shard, changes = prepared_rows(job, shard, collective, collective.rank)
+    feed = BatchFeed(shard, plan, job.config, collective.rank, changes, job.class_weight)
+    model = _prepared_model(job, feed, plan, collective, ahead)
+    batches = feed.training_batches(first_epoch=job.first_epoch)
+    build_metrics(model, batches)
+    require_averaged_weights(model, job.callbacks)
+    share, stop = RankWeight(plan, collective.rank), StopSignal()
+    with changes.own_errors(), _averaged_gradients(model, job, feed, collective, share, stop, ahead) as trial:
+        callbacks = _callbacks(job, feed, plan, collective, share, stop, reporter)
+        if trial is not None:
+            callbacks.append(LossWatch(trial, allowed=job.config.allow_batch_coupled_loss))
+        # What was traced ahead is taken, unless loops that did not fit were left since.
+        steps = (ahead and ahead.steps) or steps_in_runs(model, job)
+        model.fit(
+            batches,
+            initial_epoch=job.first_epoch,
+            epochs=job.config.epochs,
+            steps_per_epoch=plan.steps,
+            callbacks=callbacks if steps is None else StepRuns(callbacks, model, job.config.epochs, steps, share),
+            shuffle=False,  # the feed has done it
+            verbose=0,
+        )
+    if collective.rank == 0:
+        reporter.result([*read_variables(model), *map(read, job.outside)], feed.rows)
+
+
+def _prepared_model(
+    job: TrainingJob, feed: BatchFeed, plan: EpochPlan, collective: Communicator, ahead: TracedStep | None
+) -> keras.Model:
+    policy = mixed_policy(job.config)
+    if policy is not None and any_rank(policy == BFLOAT16, collective):
+        # All compute alike: a rank without a GPU decides.
+        policy = BFLOAT16
+    if ahead is None:
+        model = prepared_model(job, feed.rows, num_ranks=plan.world_size, policy=policy)
+    else:
+        model = ahead.model
+    if collective.world_size > 1:
+        share_variables(state_variables(model), collective)
+        count_rows(model)
+    reseed(model, job.config.seed, collective.rank)
+    restore(model, job, collective)
+    leave_loops(model, plan, job.config.frequency)
+    return model
+
+
+def _try_losses_out(
+    losses: RankLosses, model: keras.Model, job: TrainingJob, plan: EpochPlan, feed: BatchFeed, collective: Communicator
+) -> LossTrial | None:
+    """Has every rank try model and losses on its own rows, before any step; what losses are tells that with most rows.
+
+    Returns:
+        What tries the losses on further rows; None where nothing is left to try.
+    """
+    if not may_couple_rows(model):
+        return None
+    rank, trial = int(np.argmax(plan.training_rows)), None
+    batch = feed.sample(MOST_ROWS)
+    if batch is not None:
+        allowed, is_first = job.config.allow_batch_coupled_loss, collective.rank == rank
+        trial = try_out(losses, model, batch, sample=feed.sample, allowed=allowed, metrics=is_first)
+    known = np.array([KINDS.index(loss.kind) for loss in losses.losses], np.int64)
+    losses.settle([KINDS[place] for place in collective.allgather(known)[rank]])
+    return trial
+
+
+def _rehearse_step(
+    averager: GradientAverager, model: keras.Model, job: TrainingJob, plan: EpochPlan, feed: BatchFeed
+) -> None:
+    """Has the rank with most rows find out what a step's gradients are, before any step; see `rehearsal.rehearse`."""
+    if not rehearsal.is_needed(model):
+        return
+    rank, names, known = int(np.argmax(plan.training_rows)), rehearsal.gradient_names(model), GradientInfo()
+    batch = feed.sample(MOST_ROWS) if averager.collective.rank == rank else None
+    if batch is not None:
+        known = rehearsal.rehearse(model, averager, batch, allowed=job.config.allow_batch_coupled_loss)
+    rows = averager.collective.allgather(known.to_rows(names))[rank]
+    known = GradientInfo.from_rows(rows, names)
+    averager.sums, averager.places = set(known.sums), dict(known.places)
+
+
+@contextlib.contextmanager
+def _averaged_gradients(
+    model: keras.Model,
+    job: TrainingJob,
+    feed: BatchFeed,
+    collective: Communicator,
+    share: RankWeight,
+    stop: StopSignal,
+    ahead: TracedStep | None,
+) -> Iterator[LossTrial | None]:
+    """Has the model's optimizers average gradients over the ranks, unless these average weights or are one.
+
+    Gives what tries the losses on further rows; None where there is nothing to try.
+    """
+    config = job.config
+    if collective.world_size == 1 or not config.averages_gradients:
+        yield None
+        return
+    if ahead is not None and ahead.averager is not None and ahead.losses is not None:
+        averager, losses = ahead.averager, ahead.losses
+        averager.bind(collective, share, stop)
+    else:
+        averager = _attached_averager(model, job, collective, share, stop)
+        losses = RankLosses(model, averager)
+    try:
+        averager.agree_on_kernel()
+        current().reduce_on_devices(averager, config)
+        trial = _try_losses_out(losses, model, job, share.plan, feed, collective)
+        _rehearse_step(averager, model, job, share.plan, feed)
+        synchronize(synchronized_layers(model, config.sync_batch_norm), collective, share)
+        yield trial
+    except Exception as error:
+        # Ends an exchange that still goes on in the background.
+        collective.abort()
+        if averager.error is not None and averager.error is not error:
+            raise averager.error from error
+        raise
+    finally:
+        averager.close()
+
+
+def _attached_averager(
+    model: keras.Model, job: TrainingJob, collective: Communicator, share: RankWeight, stop: StopSignal
+) -> GradientAverager:
+    config = job.config
+    num_bytes = sum(4 * math.prod(variable.shape) for variable in model.trainable_variables)
+    chosen = config.bucket_bytes is not None or num_bytes < WORTH_SPLITTING or not collective.crosses_hosts
+    link = None if chosen else measure_link(collective)
+    averager = GradientAverager(
+        collective, share, compression=config.compression, bucket_bytes=config.bucket_bytes, link=link, stop=stop
+    )
+    average_gradients(model, averager)
+    return averager
+
+
+def _callbacks(
+    job: TrainingJob,
+    feed: BatchFeed,
+    plan: EpochPlan,
+    collective: Communicator,
+    share: RankWeight,
+    stop: StopSignal,
+    reporter: Reporter,
+) -> list[keras.callbacks.Callback]:
+    rank, config = collective.rank, job.config
+    local = not config.averages_gradients and collective.world_size > 1
+    callbacks: list[keras.callbacks.Callback] = [StepCounter(share)]
+    if plan.own_steps(rank) < plan.pass_steps:
+        callbacks.append(IdleSteps(share, keep_optimizers=local, synchronized=config.sync_batch_norm))
+    if local:
+        every = config.frequency if isinstance(config.frequency, int) else None
+        callbacks.append(WeightAveraging(collective, share, every=every, compression=config.compression, stop=stop))
+    own = callbacks_of_rank(job.callbacks, rank)
+    broadcast_rate(own, collective.world_size // config.gpus_per_worker)
+    times = StepTimes(reporter, rank, plan.world_size, feed, collective) if job.traced else None
+    evaluated = own if times is None else [*own, times]
+    callbacks.append(GlobalEpoch(collective, plan, share, feed.validation_batches, evaluated))
+    callbacks.extend(own)
+    if job.outside and collective.world_size > 1:
+        callbacks.append(OutsideVariables(job.outside, collective, own))
+    remote = RemoteFiles(own)
+    if remote.is_needed:
+        callbacks.append(remote)
+    callbacks.append(StepProgress(reporter, plan, rank, feed, collective))
+    # Ranks that train alone do not meet after each step.
+    asks = not local and may_stop_in_batches(job.callbacks)
+    callbacks.append(CollectiveStop(collective, stop, reporter if job.driver_reads is None else None, share, asks=asks))
+    if job.driver_reads is not None:
+        wait_s = config.timeouts.collective_s / 2
+        callbacks.append(
+            DriverTurn(collective, reporter, told=job.driver_reads, steps=plan.steps, feed=feed, wait_s=wait_s)
+        )
+    if config.checkpoint_path is not None or job.state is not None:
+        callbacks.append(CheckpointCallback(job, collective, reporter, own=own, rows=feed.rows))
+    return callbacks if times is None else times.around(callbacks)

@@ -1,0 +1,168 @@
+"""The one exchange of a run before its ranks are connected: what every rank tells all others before the first step.
+
+The driver's channel makes it (`elephant.monitor.channel`). Where executors do not reach the driver, it is
+Spark's ``allGather``, which costs about a second, and in which a rank that waits while another one's task
+fails takes its executor down. So there is one per run, and a rank that has failed says so inside it.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import ipaddress
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+
+from elephant import __version__
+from elephant.cluster.session import minor
+from elephant.errors import ENDED, ClusterError, DataError, PeerLostError, user_error
+from elephant.monitor.events import RankFailure
+from elephant.task.gpu_devices import Device
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankReport:
+    """Report of one rank to the others.
+
+    Args:
+        rank: Its number.
+        run_id: The run it belongs to.
+        name: Its host, as Spark calls it.
+        host: Its address, as its host resolves the name.
+        port: Its listener's port.
+        num_rows: Rows it holds.
+        num_marked: Rows that the indicator column marks for validation.
+        row_shapes: Natural shape of a row of each array column, by role.
+        versions: Of Python and of the libraries that must be the same everywhere.
+        hosted: Ports of what it hosts for all: the channel's, then those of parameter servers. Of rank 0 at most.
+        executor: Spark's id of its executor, or nothing.
+        assigned: The device that Spark gave it, or None.
+        shareable: Those of its host, where Spark gave it none.
+        failure: What it has failed of so far, or None.
+    """
+
+    rank: int
+    run_id: str
+    name: str
+    host: str
+    port: int
+    num_rows: int = 0
+    num_marked: int = 0
+    row_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    hosted: list[int] = field(default_factory=list)
+    executor: str = ""
+    assigned: Device | None = None
+    shareable: tuple[Device, ...] = ()
+    failure: RankFailure | None = None
+
+    def to_text(self) -> str:
+        """Returns the form that Spark exchanges."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> RankReport:
+        """Reads the form of `to_text`."""
+        fields = json.loads(text)
+        fields["row_shapes"] = {role: tuple(shape) for role, shape in fields["row_shapes"].items()}
+        fields["assigned"] = None if fields["assigned"] is None else Device(**fields["assigned"])
+        fields["shareable"] = tuple(Device(**device) for device in fields["shareable"])
+        fields["failure"] = None if fields["failure"] is None else RankFailure(**fields["failure"])
+        return cls(**fields)
+
+
+def installed_versions() -> dict[str, str]:
+    """Returns the versions that driver and ranks must share, without importing what they are of."""
+    try:
+        keras = importlib.metadata.version("keras")
+    except importlib.metadata.PackageNotFoundError:
+        keras = "missing"
+    return {"python": minor(platform.python_version()), "elephant": __version__, "keras": keras}
+
+
+def agree(cards: Sequence[RankReport], *, driver_versions: dict[str, str]) -> None:
+    """Checks that the ranks can work together.
+
+    Args:
+        driver_versions: What of `installed_versions` the driver demands of all.
+
+    Raises:
+        ElephantError: A rank has failed: its own error.
+        ClusterError: Versions differ, or a host's address is of no use to other hosts.
+    """
+    _refuse_failed(cards)
+    for card in cards:
+        refuse_other_versions(card.versions, driver_versions=driver_versions, host=card.name, rank=card.rank)
+    _refuse_loopback_between_hosts(cards)
+
+
+def agreed_row_shapes(cards: Sequence[RankReport]) -> dict[str, tuple[int, ...]]:
+    """Checks that the ranks hold rows to train on together.
+
+    Returns:
+        Natural shape of a row of each array column, by role.
+
+    Raises:
+        DataError: Shapes differ, or there are no rows.
+    """
+    if sum(card.num_rows for card in cards) == 0:
+        raise no_rows()
+    if sum(card.num_rows - card.num_marked for card in cards) == 0:
+        raise DataError("expected rows to train on. Received: rows that are all marked for validation.")
+    shapes: dict[str, tuple[int, ...]] = {}
+    for card in cards:
+        for role, shape in card.row_shapes.items():
+            if shapes.setdefault(role, tuple(shape)) != tuple(shape):
+                raise DataError(
+                    f"{role}: expected rows of one shape. "
+                    f"Received: {_described(shapes[role])} in one partition, {_described(shape)} in another."
+                )
+    return shapes
+
+
+def _described(shape: Sequence[int]) -> str:
+    return f"{shape[0]} values per row" if len(shape) == 1 else f"rows of shape {tuple(shape)}"
+
+
+def no_rows() -> DataError:
+    """Returns the error of a fit on nothing."""
+    return DataError("fit: expected rows to train on. Received: a DataFrame without rows.")
+
+
+def _refuse_failed(cards: Sequence[RankReport]) -> None:
+    for card in cards:
+        if card.failure is not None:
+            failure, place = card.failure, f"(rank {card.rank})"
+            text = f"{failure.traceback or failure.message} {place}"
+            if failure.kind == ENDED:
+                raise PeerLostError(f"another rank's process ended before the ranks had met: {text}")
+            raise user_error(failure.kind, f"{failure.message} {place}") or ClusterError(text)
+
+
+def refuse_other_versions(
+    versions: Mapping[str, str], *, driver_versions: Mapping[str, str], host: str, rank: int
+) -> None:
+    """Raises ClusterError unless a rank has the driver's versions.
+
+    Args:
+        versions: What `installed_versions` says there.
+    """
+    received = {name: versions.get(name, "missing") for name in driver_versions}
+    if received != driver_versions:
+        raise ClusterError(
+            f"expected the driver's versions {driver_versions} on every executor. "
+            f"Received: {received} on {host} (rank {rank}). "
+            "Ship one environment to all of them (spark.archives, or PYSPARK_PYTHON)."
+        )
+
+
+def _refuse_loopback_between_hosts(cards: Sequence[RankReport]) -> None:
+    if len({card.name for card in cards}) == 1:
+        return
+    for card in cards:
+        if ipaddress.ip_address(card.host).is_loopback:
+            raise ClusterError(
+                f"expected {card.name} to resolve, on that host, to an address that other hosts reach. "
+                f"Received: {card.host} (rank {card.rank}). Set SPARK_LOCAL_IP on the executors, or mend /etc/hosts."
+            )

@@ -1,0 +1,126 @@
+"""The driver of an asynchronous fit goes on from its checkpoint: who was ahead stays ahead, callbacks remember."""
+
+import contextlib
+import dataclasses
+
+import keras
+import numpy as np
+import pytest
+from keras_reference import job_for, regression_model
+
+from elephant.checkpoint.manager import CheckpointManager, CheckpointWriter
+from elephant.data.schema import RowSpec, TensorSpec
+from elephant.driver.driver_callbacks import DriverEpochs
+from elephant.driver.server_model import ServerModel
+from elephant.monitor.events import EpochPart
+from elephant.parameter_server.control_client import FetchedModel, ServerState
+from elephant.storage.folder import folder_at
+
+ROWS = RowSpec(0, (TensorSpec((6,), "float32"),))
+LOSSES = {0: (4.0, 9.0, 3.0, 7.0), 1: (8.0, 8.0, 8.0, 1.0)}
+
+
+class Servers:
+    """What the driver asks of the servers; all weights and slots are the number of updates."""
+
+    def __init__(self, model):
+        self.layout, self.updates, self.rates = model.layout, 0, []
+        self.num_slots, self.iterations = len(model.slots()[0]), model.slots()[1]
+
+    def keep(self):
+        vector = np.full(self.layout.num_values, float(self.updates), np.float32)
+        fetched = FetchedModel(
+            values=vector,
+            slots=(vector,) * self.num_slots,
+            iterations=self.iterations + self.updates,
+            state=np.empty(0),
+        )
+        return ServerState(fetched=fetched, ledgers=({0: (self.updates, 0, 0), 1: (1, 0, 0)},))
+
+    def fetch(self):
+        return self.keep().fetched
+
+    def set_rate(self, rate):
+        self.rates.append(rate)
+
+    def stop(self):
+        raise AssertionError("nobody has asked to stop")
+
+
+def part_of(rank, epoch):
+    loss = LOSSES[rank][epoch]
+    return EpochPart(
+        rank=rank,
+        epoch=epoch,
+        rows=10,
+        val_rows=0,
+        steps=2,
+        wait_s=0.0,
+        logs={"loss": loss},
+        row_shapes={"features": [6]},
+        arrays=(np.array([10 * loss, 10.0]), np.empty(0)),
+    )
+
+
+def job(callbacks):
+    model = regression_model(keras.optimizers.SGD(0.1, momentum=0.5))
+    return job_for(
+        model, mode="asynchronous", num_workers=2, epochs=4, batch_size=5, checkpoint_path="kept", callbacks=callbacks
+    )
+
+
+def plateau():
+    return keras.callbacks.ReduceLROnPlateau(monitor="loss", factor=0.5, patience=2, min_delta=100.0)
+
+
+def driven(work, parts, checkpoint_writer=None):
+    """Returns the logs of the epochs that are complete with these parts, the servers, and the driver's model."""
+    model = ServerModel(work, ROWS)
+    servers = Servers(model)
+    epochs = DriverEpochs(work, model, servers, checkpoint_writer)
+    epochs.begin()
+    logs = []
+    for part in parts:
+        servers.updates += 1
+        logs += [event.logs for event in epochs.add(part)]
+    return logs, servers, model
+
+
+def test_driver_when_it_goes_on_then_has_all_epochs_and_the_rate_that_callbacks_had_set(tmp_path):
+    ahead = [part_of(0, 0), part_of(0, 1), part_of(0, 2), part_of(1, 0)]
+    behind = [part_of(1, 1), part_of(0, 3), part_of(1, 2), part_of(1, 3)]
+    whole, servers, _ = driven(job([plateau()]), ahead + behind)
+    assert [logs["loss"] for logs in whole] == pytest.approx([6.0, 8.5, 5.5, 4.0])
+    assert servers.rates == pytest.approx([0.05])
+
+    with contextlib.closing(CheckpointWriter(CheckpointManager(folder_at(str(tmp_path))))) as checkpoint_writer:
+        before, _, _ = driven(job([plateau()]), ahead, checkpoint_writer)
+    state = CheckpointManager(folder_at(str(tmp_path))).latest().state
+    assert (state.epochs, len(before), state.facts["stopped"]) == (1, 1, False)
+    assert state.history["loss"] == pytest.approx([6.0])
+
+    again = dataclasses.replace(job([plateau()]), state=state)
+    # A worker that had ended an epoch tells of it once more.
+    after, servers, _ = driven(again, [part_of(0, 2), *behind])
+    assert [logs["loss"] for logs in after] == pytest.approx([8.5, 5.5, 4.0])
+    assert servers.rates == pytest.approx([0.05])
+    restored = ServerModel(again, ROWS)
+    (momentum,), iterations = restored.slots()
+    for vector in (restored.weights(), momentum):
+        for view in restored.layout.views(vector):
+            np.testing.assert_array_equal(view, 4.0)
+    assert iterations == 4
+    assert restored.ledgers(1) == [{0: [4, 0, 0], 1: [1, 0, 0]}]
+    # Of servers that are more than they were, each has what all of them had.
+    assert restored.ledgers(2) == [{0: [4, 0, 0], 1: [1, 0, 0]}] * 2
+
+
+def test_driver_when_workers_are_others_then_nothing_is_said_of_what_they_pushed(tmp_path):
+    with contextlib.closing(CheckpointWriter(CheckpointManager(folder_at(str(tmp_path))))) as checkpoint_writer:
+        driven(job([]), [part_of(0, 0), part_of(0, 1), part_of(1, 0)], checkpoint_writer)
+    state = CheckpointManager(folder_at(str(tmp_path))).latest().state
+    work = job([])
+    alone = dataclasses.replace(work, config=dataclasses.replace(work.config, num_workers=1), state=state)
+    assert ServerModel(alone, ROWS).ledgers(1) == [{}]
+    logs, _, _ = driven(alone, [part_of(0, 0), part_of(0, 1)])
+    assert [one["loss"] for one in logs] == pytest.approx([9.0])

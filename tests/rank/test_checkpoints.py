@@ -1,0 +1,281 @@
+"""A synchronous fit that goes on from any of its checkpoints ends as one that was never interrupted."""
+
+import dataclasses
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+from keras_reference import classifier_data, job_for, largest_difference, regression_model, split, two_groups
+from own_step import OwnStep
+from rank_pool import RankError, fit_here
+from tiers import in_tiers
+
+from elephant import LearningRateWarmup
+from elephant.checkpoint.state import joined
+from elephant.collective import communicator
+from elephant.data.schema import RowSpec, TensorSpec
+from elephant.modeling.variables import FLOAT16
+from elephant.rank.checkpoints import CheckpointCallback, restore
+from elephant.rank.job import prepared_model
+
+pytestmark = pytest.mark.usefixtures("by_value")
+
+EPOCHS = 3
+SIX = RowSpec(0, (TensorSpec((6,), "float32"),))
+
+
+def dropout_model(optimizer):
+    keras.utils.set_random_seed(0)
+    layers = [
+        keras.layers.Input((6,)),
+        keras.layers.Dense(8, "tanh"),
+        keras.layers.BatchNormalization(),
+        keras.layers.Dropout(0.4),
+        keras.layers.GaussianNoise(0.2, seed=5),
+        keras.layers.Dense(1),
+    ]
+    model = keras.Sequential(layers)
+    model.compile(optimizer, "mse", metrics=["mae"])
+    return model
+
+
+class TwoOptimizers(OwnStep):
+    """A model with a train_step of its own, each of whose layers has an optimizer of its own."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.hidden, self.head = keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)
+
+    def call(self, inputs):
+        return self.head(self.hidden(inputs))
+
+    def compile(self, hidden_optimizer, head_optimizer):
+        super().compile()
+        self.hidden_optimizer, self.head_optimizer = hidden_optimizer, head_optimizer
+
+    def step(self, data, update):
+        features, label = data[:2]
+
+        def error():
+            return ops.mean(ops.square(self(features, training=True)[:, 0] - ops.reshape(label, [-1])))
+
+        for layer, optimizer in ((self.hidden, self.hidden_optimizer), (self.head, self.head_optimizer)):
+            loss = update(error, layer.trainable_variables, optimizer)
+        return {"loss": loss}
+
+
+def two_optimizers():
+    model = TwoOptimizers()
+    model.compile(keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.01, momentum=0.9))
+    return model
+
+
+class Remembering(keras.callbacks.Callback):
+    """Sets a learning rate that follows from all that it has seen."""
+
+    def on_train_begin(self, logs=None):
+        self.seen, self.sums = 0, np.zeros(2)
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.seen += 1
+        self.sums = self.sums + [logs["loss"], self.seen]
+        self.model.optimizer.learning_rate = 0.01 / float(1 + self.sums.sum())
+
+    def get_state(self):
+        return {"seen": self.seen, "more": {"sums": self.sums}}
+
+    def set_state(self, state):
+        self.seen, self.sums = state["seen"], state["more"]["sums"]
+
+
+def schedule():
+    return keras.optimizers.schedules.CosineDecay(0.001, 40, warmup_target=0.01, warmup_steps=7)
+
+
+CASES = {
+    "adam": lambda: {"model": dropout_model(keras.optimizers.Adam(0.01))},
+    "momentum and a schedule": lambda: {"model": dropout_model(keras.optimizers.SGD(schedule(), momentum=0.9))},
+    "accumulated and averaged": lambda: {
+        "model": dropout_model(
+            keras.optimizers.Adam(0.01, gradient_accumulation_steps=3, use_ema=True, ema_momentum=0.5)
+        )
+    },
+    "loss scaling": lambda: {
+        "model": dropout_model(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.01), dynamic_growth_steps=5))
+    },
+    "epochs that end in the middle of a pass": lambda: {
+        "model": dropout_model(keras.optimizers.Adam(0.01)),
+        "steps_per_epoch": 4,
+    },
+    "an optimizer for each group of variables": lambda: {
+        "model": dropout_model(two_groups()),
+        "callbacks": [LearningRateWarmup(epochs=3)],
+        "scale_learning_rate": True,
+    },
+    "weights averaged every two steps": lambda: {
+        "model": regression_model(keras.optimizers.SGD(0.01, momentum=0.9)),
+        "frequency": 2,
+    },
+    "weights averaged every epoch": lambda: {
+        "model": regression_model(keras.optimizers.Adam(0.01)),
+        "frequency": "epoch",
+    },
+    "validation": lambda: {"model": dropout_model(keras.optimizers.Adam(0.01)), "validation_fraction": 0.2},
+    "warm-up": lambda: {
+        "model": dropout_model(keras.optimizers.SGD(0.01)),
+        "callbacks": [LearningRateWarmup(epochs=3)],
+        "scale_learning_rate": True,
+    },
+    "a rate that falls on plateaus": lambda: {
+        "model": dropout_model(keras.optimizers.SGD(0.01)),
+        "callbacks": [
+            keras.callbacks.ReduceLROnPlateau(monitor="loss", factor=0.5, patience=1, min_delta=10.0),
+            keras.callbacks.EarlyStopping(monitor="loss", patience=1, min_delta=10.0, restore_best_weights=True),
+        ],
+    },
+    "two optimizers": lambda: {"model": two_optimizers},
+    "a callback of the user's": lambda: {
+        "model": regression_model(keras.optimizers.SGD(0.01)),
+        "callbacks": [keras.callbacks.TerminateOnNaN(), Remembering()],
+    },
+    "averaged weights swapped in": lambda: {
+        "model": dropout_model(keras.optimizers.SGD(0.01, use_ema=True, ema_momentum=0.8)),
+        "callbacks": [keras.callbacks.SwapEMAWeights(swap_on_epoch=True)],
+    },
+}
+
+
+def fitted(rank_pool, job, parts):
+    recordings = rank_pool.fit(job, parts)
+    history = {name: [logs[name] for logs in recordings[0].epochs if name in logs] for name in recordings[0].epochs[0]}
+    return recordings[0], history
+
+
+FAST = ["adam", "weights averaged every two steps", "a rate that falls on plateaus"]
+
+
+@pytest.mark.parametrize("case", in_tiers(CASES, fast=FAST, slow="two fits per case"))
+def test_fit_when_it_goes_on_from_a_checkpoint_then_ends_as_one_that_was_not_interrupted(rank_pool, case):
+    if keras.config.backend() == "jax" and case is CASES["two optimizers"]:
+        pytest.skip("Keras' fit on JAX keeps no state of a second optimizer")
+    options = {"epochs": EPOCHS, "batch_size": 4, "seed": 3, "checkpoint_path": "kept", **case()}
+    parts = split(classifier_data(40), (23, 17))
+    job = job_for(options.pop("model"), **options)
+    whole, history = fitted(rank_pool, job, parts)
+    assert len(whole.states) == len(whole.epochs) >= 2
+    assert [state.epochs for state in whole.states] == list(range(1, len(whole.epochs) + 1))
+    # Any of them will do; each takes a fit.
+    for state in whole.states[:1]:
+        # Spark may deliver rows in another order when it computes them again.
+        delivered = [{name: values[::-1] for name, values in part.items()} for part in parts]
+        again, rest = fitted(rank_pool, dataclasses.replace(job, state=state), delivered)
+        assert largest_difference(again.variables, whole.variables) <= 1e-6, state.epochs
+        after = joined(state.history, rest)
+        assert set(after) == set(history)
+        for name, values in history.items():
+            np.testing.assert_allclose(after[name], values, rtol=1e-5)
+
+
+def test_fit_when_its_one_rank_goes_on_from_any_checkpoint_then_ends_as_one_that_was_not_interrupted():
+    options = {"epochs": EPOCHS, "batch_size": 4, "seed": 3, "checkpoint_path": "kept", "validation_fraction": 0.2}
+    job = job_for(dropout_model(keras.optimizers.Adam(0.01)), **options)
+    columns = classifier_data(31)
+    whole = fit_here(job, columns)
+    assert [state.epochs for state in whole.states] == [1, 2, 3]
+    delivered = {name: values[::-1] for name, values in columns.items()}
+    for state in whole.states[:2]:
+        again = fit_here(dataclasses.replace(job, state=state), delivered)
+        assert largest_difference(again.variables, whole.variables) <= 1e-6, state.epochs
+        assert again.epochs == [pytest.approx(logs, rel=1e-5) for logs in whole.epochs[state.epochs :]]
+
+
+@pytest.mark.slow("four fits")
+def test_fit_when_it_goes_on_with_more_ranks_then_keeps_weights_and_scales_the_rate(rank_pool):
+    columns = classifier_data(36)
+    options = {"epochs": 2, "batch_size": 6, "shuffle": False, "checkpoint_path": "kept", "scale_learning_rate": True}
+    job = job_for(dropout_model(keras.optimizers.SGD(0.01, momentum=0.9)), **options)
+    before, _ = fitted(rank_pool, job, split(columns, (20, 16)))
+    state = before.states[0]
+    # No epoch is left: what there is comes back as it was, but for the rate.
+    done = dataclasses.replace(job, config=dataclasses.replace(job.config, epochs=1), state=state)
+    for world, sizes in ((2, (20, 16)), (3, (16, 10, 10))):
+        recordings = rank_pool.fit(done, split(columns, sizes))
+        values = state.group("model")
+        rates = [index for index, value in enumerate(values) if value.shape == () and value == np.float32(0.02)]
+        assert len(rates) == 1
+        for index, (value, expected) in enumerate(zip(recordings[0].variables, values, strict=True)):
+            np.testing.assert_allclose(value, expected * world / 2 if index in rates else expected, rtol=1e-6)
+    again, _ = fitted(rank_pool, dataclasses.replace(job, state=state), split(columns, (16, 10, 10)))
+    assert len(again.epochs) == 1 and again.states[-1].facts["num_workers"] == 3
+
+
+def test_fit_when_it_goes_on_with_as_many_ranks_on_fewer_workers_then_scales_the_rate_by_workers(rank_pool):
+    columns = split(classifier_data(36), (18, 18))
+    options = {"epochs": 2, "batch_size": 6, "checkpoint_path": "kept", "scale_learning_rate": True}
+    job = job_for(regression_model(keras.optimizers.SGD(0.01)), **options)
+    before, _ = fitted(rank_pool, job, columns)
+    config = dataclasses.replace(job.config, epochs=1, batch_size=12, gpus_per_worker=2)
+    after = rank_pool.fit(dataclasses.replace(job, config=config, state=before.states[0]), columns)[0].variables
+    pairs = [(old, new) for old, new in zip(before.variables, after, strict=True) if old.shape == ()]
+    assert [new for old, new in pairs if old == np.float32(0.02)] == [np.float32(0.01)]
+
+
+class Kept(list):
+    """Takes the states of a fit."""
+
+    keep = list.append
+
+
+def test_state_when_mixed_precision_has_added_a_loss_scale_then_keeps_it():
+    job = job_for(regression_model("sgd"), epochs=2, checkpoint_path="kept", mixed_precision=True)
+
+    def lowered():
+        model = prepared_model(job, SIX, num_ranks=1, policy=FLOAT16)
+        return model, model.optimizer
+
+    model, scaling = lowered()
+    scaling.dynamic_scale.assign(64.0)
+    scaling.step_counter.assign(3)
+    states, one = Kept(), communicator.LocalCommunicator()
+    keeping = CheckpointCallback(job, one, states, own=(), rows=SIX)
+    keeping.set_model(model)
+    keeping.on_epoch_end(0, {"loss": 1.0})
+    again, other = lowered()
+    assert float(other.dynamic_scale) == 2.0**15
+    restore(again, dataclasses.replace(job, state=states[0]), one)
+    assert (float(other.dynamic_scale), int(other.step_counter)) == (64.0, 3)
+    # On a machine without GPUs there is no such scale, and nothing to give it to.
+    restore(prepared_model(job, SIX, num_ranks=1), dataclasses.replace(job, state=states[0]), one)
+
+
+def test_fit_when_a_callback_stops_it_then_the_state_says_so(rank_pool):
+    stop = keras.callbacks.EarlyStopping(monitor="loss", patience=1, min_delta=10.0)
+    options = {"epochs": 9, "batch_size": 6, "checkpoint_path": "kept", "checkpoint_epochs": 5, "callbacks": [stop]}
+    recording, _ = fitted(rank_pool, job_for(regression_model("sgd"), **options), split(classifier_data(20), (12, 8)))
+    (state,) = recording.states
+    assert state.facts["stopped"] and state.epochs == len(recording.epochs) < 5
+
+
+def test_fit_when_the_model_has_other_shapes_then_is_refused(rank_pool):
+    parts = split(classifier_data(20), (20,))
+    options = {"epochs": 2, "batch_size": 6, "checkpoint_path": "kept"}
+    recording, _ = fitted(rank_pool, job_for(regression_model("sgd"), **options), parts)
+    other = dataclasses.replace(job_for(dropout_model("sgd"), **options), state=recording.states[0])
+    with pytest.raises(RankError, match="model: expected 1?[0-9] variables of shapes.*go on with the model"):
+        rank_pool.fit(other, parts)
+
+
+def test_fit_when_the_model_has_another_optimizer_of_the_same_shapes_then_is_refused(rank_pool):
+    parts = split(classifier_data(20), (20,))
+    options = {"epochs": 2, "batch_size": 6, "checkpoint_path": "kept"}
+    recording, _ = fitted(rank_pool, job_for(regression_model("adam"), **options), parts)
+    other = dataclasses.replace(job_for(regression_model("adadelta"), **options), state=recording.states[0])
+    with pytest.raises(RankError, match="model: expected to be compiled with Adam, with .* Received: Adadelta"):
+        rank_pool.fit(other, parts)
+
+
+def test_fit_when_no_checkpoints_are_asked_for_then_no_state_is_made(rank_pool):
+    job = job_for(regression_model("sgd"), epochs=2, batch_size=6)
+    recording, _ = fitted(rank_pool, job, split(classifier_data(20), (12, 8)))
+    assert recording.states == []
