@@ -225,9 +225,9 @@ class ClusterExamination:
         settings, master = self._settings, self._settings.get("spark.master", "")
         count, synchronous = self._num_workers, self._synchronous
         request = ResourceRequest(num_workers=count, use_gpu=True if self._gpu else "auto", synchronous=synchronous)
-        needs = Requirements(num_workers=count, synchronous=synchronous, slots_s=0.0, request=request)
+        requirements = Requirements(num_workers=count, synchronous=synchronous, slots_s=0.0, request=request)
         has_jvm = jvm_context(self._session) is not None
-        return check_session(self._session, settings, needs, _stay_silent).check_results + run_phase(
+        return check_session(self._session, settings, requirements, _stay_silent).check_results + run_phase(
             Phase.APPLICATION,
             settings=settings,
             synchronous=synchronous,
@@ -263,15 +263,15 @@ class ClusterExamination:
         tasks = max(len(running), 1) if running is not None else max(self._num_workers, _UNKNOWN_EXECUTORS)
         began = time.time()
         try:
-            look = examine_executors(self._session, tasks=tasks, timeout_s=self._timeout_s, connect_back=connect_back)
+            report = examine_executors(self._session, tasks=tasks, timeout_s=self._timeout_s, connect_back=connect_back)
         except Exception as error:
             return check_executors(ExecutorReport(error=short_text(error)), driver_facts(), backend=None)
         ended = time.time()
         # Of a session that does not tell its executors, nobody knows how many should have answered.
-        look = look if running is not None else replace(look, missing=0)
-        driver, by_place = driver_facts(), {one.place: one for one in look.facts}
+        report = report if running is not None else replace(report, missing=0)
+        driver, by_place = driver_facts(), {one.place: one for one in report.facts}
         shared = {name: one.shared_memory_bytes for name, one in by_place.items()}
-        return check_executors(look, driver, backend=keras_backend()) + run_phase(
+        return check_executors(report, driver, backend=keras_backend()) + run_phase(
             Phase.HOSTS,
             unreached={name: one.unreached for name, one in by_place.items() if one.unreached},
             asked=len(by_place),
