@@ -208,14 +208,14 @@ class ClusterExamination:
     def __init__(
         self, session: SparkSession, *, num_workers: int | None, mode: str, gpu: bool, timeout_s: float
     ) -> None:
-        from elephant.driver.coordinator_location import may_host
+        from elephant.driver.coordinator_location import may_coordinate_on_executors
 
         self._session = session
         self._settings = session_settings(session)
         self._synchronous = mode == "synchronous"
         self._gpu = gpu
         self._timeout_s = timeout_s
-        self._may_host = may_host(session)
+        self._may_coordinate_on_executors = may_coordinate_on_executors(session)
         # Executors that are still starting when the session is already there.
         awaited_slots(session, num_workers or 1, min(timeout_s, Timeouts().slots_s), _stay_silent)
         self._num_workers = num_workers or count_slots(session) or 1
@@ -254,7 +254,10 @@ class ClusterExamination:
                 place = f"{probe.address[0]}:{probe.address[1]}"
             except Exception as error:
                 # Any other error than that of the network would end a fit as well.
-                problem, needed = short_text(error), not (self._may_host and isinstance(error, NetworkError))
+                problem, needed = (
+                    short_text(error),
+                    not (self._may_coordinate_on_executors and isinstance(error, NetworkError)),
+                )
             check_results = run_phase(Phase.ADDRESS, host=host, addresses=addresses, error=problem, needed=needed)
             return check_results + self._asked(connect_back, place)
 
@@ -276,7 +279,7 @@ class ClusterExamination:
             unreached={name: one.unreached for name, one in by_place.items() if one.unreached},
             asked=len(by_place),
             place=place,
-            needed=not self._may_host,
+            needed=not self._may_coordinate_on_executors,
             limits={"the driver": driver.descriptors} | {name: one.descriptors for name, one in by_place.items()},
             sizes={name: size for name, size in shared.items() if size is not None},
             # An answer was given somewhere between the two: what lies outside is certain to be off.

@@ -137,7 +137,7 @@ class RunState:
         elif isinstance(event, ServerCounts):
             self.statistics = dict(event.statistics)
         elif isinstance(event, FilesLeft):
-            self.files[-1 if event.of_host else event.rank] = event
+            self.files[-1 if event.of_coordinator else event.rank] = event
 
     def failure_of(self, rank: int, summary: str, *, step: int | None) -> WorkerFailure:
         """Returns the failure of a rank that said nothing of it itself."""

@@ -1,6 +1,6 @@
 """Events that ranks send to their coordinator, and the log that a coordinator on an executor keeps of them.
 
-A rank that hosts what the driver hosts otherwise hears all that the driver would hear.
+A coordinator beside rank 0 hears all that the driver would hear.
 Its record comes to the driver with the results of the run.
 """
 
@@ -198,7 +198,7 @@ class TrainingFinished(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class RunNote(Event):
-    """A line about the run as a whole, of the rank that hosts what the driver hosts otherwise."""
+    """A line about the run as a whole, of the coordinator beside rank 0."""
 
     text: str
 
@@ -245,15 +245,17 @@ class FilesLeft(Event):
 
     names: list[str]
     left_out: list[str]  # in words: those that were too many, or too large
-    of_host: bool = False  # whether the process beside rank 0 has them, in which callbacks run
+    of_coordinator: bool = False  # whether the process beside rank 0 has them, in which callbacks run
     # contents, bytes as uint8
     arrays: Sequence[np.ndarray] = field(default=(), compare=False)  # type: ignore[misc]
 
     @classmethod
-    def of(cls, files: Mapping[str, bytes], left_out: Sequence[str], *, rank: int, of_host: bool = False) -> FilesLeft:
+    def of(
+        cls, files: Mapping[str, bytes], left_out: Sequence[str], *, rank: int, of_coordinator: bool = False
+    ) -> FilesLeft:
         """Returns the event that carries files."""
         arrays = tuple(np.frombuffer(content, np.uint8) for content in files.values())
-        return cls(rank=rank, names=list(files), left_out=list(left_out), of_host=of_host, arrays=arrays)
+        return cls(rank=rank, names=list(files), left_out=list(left_out), of_coordinator=of_coordinator, arrays=arrays)
 
     @property
     def files(self) -> dict[str, bytes]:
@@ -349,7 +351,7 @@ _BY_NAME: dict[str, type[Event]] = {
 }
 
 
-# What travels in the record of a run that a rank has hosted, or to ranks: besides what ranks say, what hosts make.
+# What travels in the record of a coordinator beside rank 0, or to ranks: besides what ranks say, what it says.
 _RECORDED = {
     **_BY_NAME,
     **{kind.__name__: kind for kind in (CallbacksDone, RunNote, ServerCounts, RankSilent, RankGone)},
