@@ -270,7 +270,7 @@ class ClusterExamination:
         except Exception as error:
             return check_executors(ExecutorReport(error=short_text(error)), driver_facts(), backend=None)
         ended = time.time()
-        # Of a session that does not tell its executors, nobody knows how many should have answered.
+        # Nobody knows how many should have answered where a session does not tell its executors.
         report = report if running is not None else replace(report, missing=0)
         driver, by_place = driver_facts(), {one.place: one for one in report.facts}
         shared = {name: one.shared_memory_bytes for name, one in by_place.items()}

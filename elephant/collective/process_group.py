@@ -236,7 +236,7 @@ class ProcessGroup(Communicator):
             NetworkError: What an operation would raise. The collective is broken on all ranks then.
         """
         if not self._busy.acquire(blocking=False):
-            # Whoever is in an operation looks.
+            # The thread that is in an operation looks.
             return
         try:
             if self._network_error is not None:

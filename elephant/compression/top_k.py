@@ -14,7 +14,7 @@ _SAMPLE_VALUES = 1 << 16
 # Indices travel as 16 bits and how many there are in each range of that length.
 _INDEX_BITS = 16
 _COUNT_BYTES, _VALUE_BYTES = 4, 4
-# Of each value that is sent, its index included.
+# Bytes of each value that is sent, its index included.
 _BYTES_PER_VALUE = 6
 _SMALLEST = np.float32(1e-45)
 

@@ -47,7 +47,7 @@ from elephant.parameter_server.server import ParameterServer
 from elephant.parameter_server.snapshot import Snapshotter
 
 POOL_BUFFERS = 2
-# Of a client that has stopped in the middle of a push while others wait for its buffer.
+# How long others wait for the buffer of a client that has stopped in the middle of a push.
 IMPATIENCE_S = 1.0
 
 logger = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ class BufferPool:
         with self._changed:
             self._waiting += 1
             try:
-                # Whoever holds a buffer gives it back: patience() sees to that.
+                # The holder of a buffer gives it back: patience() sees to that.
                 self._changed.wait_for(lambda: self._free or self._unmade)
             finally:
                 self._waiting -= 1

@@ -110,10 +110,10 @@ class RankZeroLink(TaskLink):
         return iter(()) if self._handle is None else result_rows(EVENTS, self._record(self._handle))
 
     def check(self) -> None:
-        """Nothing: before the ranks have met, nobody knows of their coordinator."""
+        """Does nothing: before the ranks have met, nobody knows of their coordinator."""
 
     def hang_up(self) -> None:
-        """Nothing: the driver hears of this task from Spark alone."""
+        """Does nothing: the driver hears of this task from Spark alone."""
 
     def close(self) -> None:
         if self._handle is not None:
@@ -165,7 +165,7 @@ class CoordinatorHandle:
 
     def _start(self) -> RankProcess:
         spec, descriptors = self._spec, [sock.fileno() for sock in self._sockets]
-        # Of what it is for one thread is enough, and none of the GPUs, which the ranks have.
+        # The coordinator needs one thread and no GPU: ranks have the GPUs.
         environment = process_environment(threads=1, devices=[], backend=spec.backend, more=spec.environment)
         process = RankProcess(
             self._host.program,
