@@ -42,11 +42,11 @@ test: venv ## test every promise at least once (PYTEST_ARGS="-k ring -x" for som
 test-all: venv ## run all tests, in random order and with more examples, within tests/budget.toml
 	@"$$VENV/bin/python" $(PYTEST) -p randomly --hypothesis-profile=ci --budget=tests/budget.toml $(TESTS) $(PYTEST_ARGS)
 
-check: venv ## formatting, lint, types and the direction of imports
+check: venv ## formatting, lint, types, the direction of imports and names that agree
 	@"$$VENV/bin/python" -m ruff format --check .
 	@"$$VENV/bin/python" -m ruff check .
 	@"$$VENV/bin/python" -m mypy
-	@"$$VENV/bin/python" -m pytest -q tests/test_layers.py
+	@"$$VENV/bin/python" -m pytest -q tests/test_layers.py tests/test_names.py
 
 format: venv ## rewrite the files as `make check` wants them
 	@"$$VENV/bin/python" -m ruff format .
