@@ -42,11 +42,12 @@ test: venv ## test every promise at least once (PYTEST_ARGS="-k ring -x" for som
 test-all: venv ## run all tests, in random order and with more examples, within tests/budget.toml
 	@"$$VENV/bin/python" $(PYTEST) -p randomly --hypothesis-profile=ci --budget=tests/budget.toml $(TESTS) $(PYTEST_ARGS)
 
-check: venv ## formatting, lint, types, the direction of imports and names that agree
+check: venv ## formatting, lint, types, and the house: which folder imports what, names
 	@"$$VENV/bin/python" -m ruff format --check .
 	@"$$VENV/bin/python" -m ruff check .
 	@"$$VENV/bin/python" -m mypy
 	@"$$VENV/bin/python" -m pytest -q tests/test_layers.py tests/test_names.py
+	@"$$VENV/bin/python" tests/support/longest_modules.py
 
 format: venv ## rewrite the files as `make check` wants them
 	@"$$VENV/bin/python" -m ruff format .
@@ -60,6 +61,10 @@ docs: venv ## build the documentation site into site/ (open site/index.html)
 .PHONY: bench
 bench: venv ## compare with the native way, and write benchmarks/results and the README's chart (BENCH_ARGS="--torch FOLDER")
 	@"$$VENV/bin/python" benchmarks/results.py $(BENCH_ARGS)
+
+.PHONY: gpu-check
+gpu-check: venv ## try this machine's GPUs with real ranks, without Spark (GPU_CHECK_ARGS="--backend torch")
+	@"$$VENV/bin/python" benchmarks/gpu_check.py $(GPU_CHECK_ARGS)
 
 .PHONY: mutate
 mutate: venv ## plant small faults, one at a time, and see that tests find them (MUTATE_ARGS="--only ring")

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from elephant.monitor.listeners import FitListener
     from elephant.spark.adapt import adapt
     from elephant.spark.estimator import KerasEstimator
+    from elephant.spark.file_formats import Files
     from elephant.spark.model import KerasModel
     from elephant.spark.rdd.mllib import SparkMLlibModel, load_spark_model
     from elephant.spark.rdd.model import SparkModel
-    from elephant.spark.training_data import Files
     from elephant.spark.udf import predict_udf
     from elephant.training.images import decode_images
     from elephant.training.warmup import LearningRateWarmup
@@ -48,7 +48,7 @@ __all__ = [
 
 _HOME = {
     "DistributedOptimizer": "elephant.modeling.distributed_optimizer",
-    "Files": "elephant.spark.training_data",
+    "Files": "elephant.spark.file_formats",
     "FitListener": "elephant.monitor.listeners",
     "KerasEstimator": "elephant.spark.estimator",
     "KerasModel": "elephant.spark.model",
@@ -63,8 +63,7 @@ _HOME = {
     "predict_udf": "elephant.spark.udf",
     "run": "elephant.driver.run",
 }
-# What brings a package that is not always installed: extras of elephant-spark.
-_EXTRAS = {"pyspark": "spark", "py4j": "spark", "tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}
+_OF_SPARK = ("pyspark", "py4j")
 
 
 def __getattr__(name: str) -> Any:
@@ -77,11 +76,12 @@ def __getattr__(name: str) -> Any:
             return found
         except ModuleNotFoundError as error:
             missing = str(error.name).split(".")[0]
-            if missing not in _EXTRAS:
+            extra = "spark" if missing in _OF_SPARK else missing
+            if extra == missing and missing not in importlib.import_module("elephant.backends").BACKENDS:
                 raise
             raise ModuleNotFoundError(
                 f"elephant.{name}: expected {missing} to be installed. Received: {error}. Run pip install "
-                f"'elephant-spark[{_EXTRAS[missing]}]', or pip install 'elephant-spark[local]', which brings Spark, "
+                f"'elephant-spark[{extra}]', or pip install 'elephant-spark[local]', which brings Spark, "
                 "TensorFlow and a Java runtime.",
                 name=error.name,
             ) from None

@@ -47,20 +47,9 @@ with contextlib.suppress(ImportError):
 
 # Set to anything, it has elephant show every frame of its errors, and Spark's own.
 FULL_TRACEBACK = "ELEPHANT_FULL_TRACEBACK"
-# Packages whose frames say nothing to users where elephant raises on purpose.
 _INSTALLED = ("<frozen", *{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
-_MACHINERY = {
-    "elephant",
-    "pyspark",
-    "py4j",
-    "keras",
-    "tensorflow",
-    "jax",
-    "torch",
-    "concurrent",
-    "contextlib",
-    "threading",
-}
+# Packages whose frames say nothing to users where elephant raises on purpose; Keras' backends are added.
+_machinery = {"elephant", "pyspark", "py4j", "keras", "concurrent", "contextlib", "threading"}
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -108,11 +97,6 @@ class TrainingError(ElephantError, RuntimeError):
     """
 
     retryable: bool = False
-
-    @property
-    def passing(self) -> bool:
-        """Name of `retryable` in 0.1.0."""
-        return self.retryable
 
 
 class WorkerFailure(TrainingError):  # noqa: N818  (what happened to one rank)
@@ -330,6 +314,11 @@ def brief_errors(function: Callable[Parameters, Result]) -> Callable[Parameters,
     return call
 
 
+def pass_over(packages: Iterable[str]) -> None:
+    """Leaves frames of packages out of what errors show from now on, as those of elephant."""
+    _machinery.update(packages)
+
+
 def _shorten(error: BaseException, seen: tuple[int, ...] = ()) -> bool:
     """Leaves out the frames that are not the user's; returns whether any are left, here or in an error behind."""
     error.__traceback__ = _user_frames(error.__traceback__)
@@ -361,7 +350,7 @@ def _from_user_frame(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _is_machinery(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__")).split(".")[0] in _MACHINERY
+    return str(frame.f_globals.get("__name__")).split(".")[0] in _machinery
 
 
 def warn_user(text: str) -> None:

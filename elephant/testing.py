@@ -7,6 +7,7 @@ collective. There is no Spark session, and no GPU.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,9 +18,9 @@ from elephant.cluster.gpu_plan import NONE, ResourcePlan
 from elephant.config import FitConfig, Timeouts
 from elephant.data.casting import lists_of
 from elephant.data.schema import DENSE, FEATURES, LABEL, SCALAR, DataSchema, Field, nest_of, role_of
-from elephant.driver.launch import results_of
-from elephant.driver.launcher import LocalLauncher, coordinate_here
+from elephant.driver.launcher import LocalLauncher
 from elephant.driver.run import check_call, function_spec, pickled_call, pickler, unpickled
+from elephant.driver.run_ranks import attempt_here, results_of, run_ranks, the_coordinator
 from elephant.errors import DataError, brief_errors
 from elephant.monitor.progress import Progress
 from elephant.options import FIT, options_of, refuse_unknown
@@ -83,8 +84,9 @@ def run_local(
     progress = Progress(num_workers=num_workers, epochs=0, verbose=verbose)
     call = pickled_call(fn, args, kwargs)
     spec = function_spec(call, _plan(num_workers), timeouts, env, progress.shows_output)
-    with LocalLauncher([()] * num_workers) as launcher:
-        results = results_of(*coordinate_here(launcher, spec, progress), num_workers)
+    result = functools.partial(results_of, num_workers)
+    attempt_on = functools.partial(attempt_here, LocalLauncher, timeouts, progress, result=result)
+    results = run_ranks([()] * num_workers, spec, progress, attempt_on)
     return [unpickled(result, rank) for rank, result in enumerate(results)]
 
 
@@ -142,7 +144,7 @@ def fit_local(
     """
     from elephant.driver.driver_turns import SynchronousEpochs
     from elephant.modeling.model_spec import model_source
-    from elephant.rank.callbacks import check_callbacks
+    from elephant.rank.callback_rules import check_callbacks
     from elephant.rank.job import TrainingJob, limited
 
     refuse_unknown("fit_local", options, [*_OPTIONS, *_ARGUMENTS])
@@ -165,13 +167,12 @@ def fit_local(
         shows_output=progress.shows_output,
         plan=_plan(num_workers),
     )
-    with (
-        contextlib.closing(turns),
-        LocalLauncher([[batch] for batch in _batches_of(columns, num_workers)]) as launcher,
-    ):
-        coordinator, ranks = coordinate_here(launcher, spec, progress, turns=turns)
-        coordinator.raise_failure(ranks.error)
-        result = coordinator.result()
+    attempt_on = functools.partial(
+        attempt_here, LocalLauncher, config.timeouts, progress, result=the_coordinator, turns=turns
+    )
+    batches = [[batch] for batch in _batches_of(columns, num_workers)]
+    with contextlib.closing(turns):
+        result = run_ranks(batches, spec, progress, attempt_on).result()
         variables = turns.end(result.variables, result.rows, ())
     return result.history, source.with_variables(variables, result.rows).build()
 

@@ -5,20 +5,21 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from elephant.task.gpu_devices import host_gpus, listed_devices
 
+PROGRAM = str(Path(__file__).parents[1] / "benchmarks" / "gpu_check.py")
 # A machine for GPUs has no Spark.
-WITHOUT_SPARK = """
-import sys
+WITHOUT_SPARK = f"""
+import runpy, sys
 sys.modules["pyspark"] = None
 import importlib.util
 found = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *more: None if name == "pyspark" else found(name, *more)
-from elephant.gpu_check import main
-sys.exit(main(sys.argv[1:]))
+runpy.run_path({PROGRAM!r}, run_name="__main__")
 """
 
 
@@ -45,12 +46,12 @@ def test_check_when_ranks_compute_on_the_processor_then_all_but_gpus_is_tried():
 @pytest.mark.gpu
 @pytest.mark.skipif(not listed_devices(host_gpus()), reason="nvidia-smi lists no GPU on this machine")
 def test_check_when_there_is_a_gpu_then_nothing_misses():
-    status, rows = checked(code=["-m", "elephant.gpu_check"])
+    status, rows = checked(code=[PROGRAM])
     assert status == 0, rows
 
 
 def test_check_when_there_is_no_gpu_then_says_so_and_fails(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    status, rows = checked(code=["-m", "elephant.gpu_check"])
+    status, rows = checked(code=[PROGRAM])
     assert status == 1
     assert (rows["devices"]["status"], rows["devices"]["received"]) == ("MISS", "none")

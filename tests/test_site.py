@@ -13,8 +13,8 @@ import elephant
 from elephant import collective, errors
 
 ROOT = Path(__file__).parents[1]
-# Not functions or classes, old names, and what no user meets.
-_NO_ENTRY = {"__version__", "collective", "Collective", "Solo", "PositionLost", "SupersededError"}
+# Not functions or classes, and what no user meets.
+_NO_ENTRY = {"__version__", "collective", "PositionLost", "SupersededError"}
 
 
 @pytest.mark.slow("builds the site; test_documentation.py follows its links")

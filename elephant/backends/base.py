@@ -7,7 +7,7 @@ import itertools
 import queue
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -44,30 +44,46 @@ class Backend(ABC):
     """One framework.
 
     Attributes:
-        name: As ``KERAS_BACKEND`` has it; the package to import has the same name.
+        name: As ``KERAS_BACKEND`` has it; the package to import and the extra of setup.py have the same name.
+        title: What users call it.
         gpu_package: What pip installs for a GPU.
         packages: Distributions that bring the framework.
         oldest: The oldest version that setup.py takes.
+        log_level: The environment variable that has the lowest level that it logs, from "0" on.
+        noise: A pattern of the beginnings of lines that it prints of itself, for Python and for ``grep -E``.
+        growth: The environment in which it takes memory of a GPU as it needs it, and not all of it at once.
         count_gpus: A program that prints the number of GPUs that the framework sees.
         forks_after_import: Whether a process that has imported it, and computed nothing, can be forked.
         traces_ahead: Whether a training step can be made before there are rows.
         takes_strings: Whether models can have inputs of strings.
         count_dtype: In which dtype large numbers are counted exactly.
         has_nccl: Whether gradients can be reduced on the ranks' devices.
+        gives_slices: Whether gradients of embeddings are slices, of which a graph alone tells the lookups.
+        needs_compiler: Whether a step that is not compiled takes many times as long.
         stand_in_rows: How many rows a rank that brings none to a step puts through its model.
+        optimizers: The beginning of the module's name by which Keras saves its optimizers, where that is the backend's.
+        program_layers: Layers of Keras that hold a program of the framework, or load one.
     """
 
     name: str
+    title: str
     gpu_package: str
     packages: tuple[str, ...]
     oldest: str
     count_gpus: str
+    log_level = ""
+    noise = ""
+    growth: Mapping[str, str] = {}
     forks_after_import = False
     traces_ahead = False
     takes_strings = False
     count_dtype = "float64"
     has_nccl = False
+    gives_slices = False
+    needs_compiler = False
     stand_in_rows = 1
+    optimizers = ""
+    program_layers: tuple[str, ...] = ()
 
     # Before the framework is imported.
 
@@ -125,7 +141,29 @@ class Backend(ABC):
         """Switches a compilation off that cannot contain an exchange; returns its name, or nothing."""
         return ""
 
+    # What the user's own code makes.
+
+    @abstractmethod
+    def is_variable(self, thing: object) -> bool:
+        """Returns whether something holds a state of the framework's own; without an import of it, nothing does."""
+
+    def assign(self, variable: Any, value: np.ndarray) -> None:
+        """Gives a variable of the framework's own a value."""
+        variable.assign(value)
+
+    def python_function(self, function: Callable[..., Any]) -> Callable[..., Any] | None:
+        """Returns the function that the user has compiled into another one; None where none was."""
+        return None
+
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Compiles a function that `python_function` has returned."""
+        return function
+
     # The step.
+
+    def take_step(self, model: keras.Model, batch: Any) -> None:
+        """Takes a model's training step by its own ``train_step``."""
+        model.train_step(batch)
 
     @abstractmethod
     def call_on_host(

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from elephant.backends.base import Backend, BatchForm, Spec, gathered_blocks, gathered_gradient
-from elephant.backends.devices import JaxReducer, join_devices
 from elephant.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import keras
 
     from elephant.backends.gradient_averager import GradientAverager
+    from elephant.backends.jax_devices import JaxReducer
     from elephant.collective.communicator import Communicator
     from elephant.config import FitConfig
 
@@ -30,10 +30,14 @@ class JaxBackend(Backend):
     """Keras on JAX."""
 
     name = "jax"
+    title = "JAX"
     gpu_package = "jax[cuda12]"
     packages = ("jax",)
     oldest = "0.5"
     count_gpus = "import jax; print('gpus', sum(device.platform == 'gpu' for device in jax.devices()))"
+    growth = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    needs_compiler = True
+    program_layers = ("FlaxLayer", "JaxLayer")
     # What is wider needs a switch that changes all of JAX.
     count_dtype = "float32"
     has_nccl = True
@@ -78,6 +82,19 @@ class JaxBackend(Backend):
 
         jax.config.update("jax_enable_x64", wide)
 
+    def is_variable(self, thing: object) -> bool:
+        # Arrays do not change.
+        return False
+
+    def take_step(self, model: keras.Model, batch: Any) -> None:
+        groups = (
+            model.trainable_variables,
+            model.non_trainable_variables,
+            model.optimizer.variables,
+            model.metrics_variables,
+        )
+        model.train_step(tuple([variable.value for variable in group] for group in groups), batch)
+
     def call_on_host(
         self, function: Callable[..., Sequence[np.ndarray]], tensors: Sequence[Any], specs: Sequence[Spec]
     ) -> list[Any]:
@@ -110,6 +127,8 @@ class JaxBackend(Backend):
         model.make_train_function = make_train_function
 
     def join_devices(self, collective: Communicator, config: FitConfig, address: str) -> None:
+        from elephant.backends.jax_devices import join_devices
+
         if config.gpu_transport == "nccl":
             # Once there are devices, it is too late.
             self.prepare_process()

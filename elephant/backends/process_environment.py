@@ -1,4 +1,7 @@
-"""Environment of a process that computes: its backend, its devices, its threads and its module path."""
+"""Environment of processes that compute: backend, threads, GPUs, and where modules are found.
+
+It is set before anything imports Keras.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,17 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from elephant.backends import DEFAULT, backend_named
+from elephant.backends import GROWTH, VARIABLE, asked_for, backend_named, log_levels
+
+# CUDA's: which GPUs a process sees, and by which numbers.
+VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
+# A framework reads these when it looks for devices, which its import does not.
+READ_LATE = (VISIBLE, ORDER, *GROWTH)
+# Warnings of frameworks are left out.
+_LOG_LEVEL = "2"
 
 # Spark's archive of what PySpark talks to Java with, and its version.
 _PY4J = re.compile(r"py4j-(.+)-src\.zip")
-# Frameworks would take all memory of a GPU at once, and leave none for what else is to run on it.
-_GROWING = {"TF_FORCE_GPU_ALLOW_GROWTH": "true", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
 
 def process_environment(
@@ -30,10 +38,10 @@ def process_environment(
         **os.environ,
         "PYTHONPATH": os.pathsep.join(_import_path()),
         "PYTHONUNBUFFERED": "1",
-        **({} if backend is None else {"KERAS_BACKEND": backend}),
+        **({} if backend is None else {VARIABLE: backend}),
         **device_environment(devices),
-        **backend_named(backend or os.environ.get("KERAS_BACKEND", DEFAULT)).environment(threads),
-        "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
+        **backend_named(backend or asked_for()).environment(threads),
+        **_unless_set(log_levels(_LOG_LEVEL)),
         **(more or {}),
     }
 
@@ -47,10 +55,12 @@ def device_environment(devices: Sequence[str]) -> dict[str, str]:
         devices: GPUs, as ``CUDA_VISIBLE_DEVICES`` names them; none hides all GPUs.
     """
     if not devices:
-        return {"CUDA_VISIBLE_DEVICES": "-1"}
-    chosen = {name: os.environ.get(name, value) for name, value in _GROWING.items()}
-    order = os.environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    return {"CUDA_VISIBLE_DEVICES": ",".join(devices), "CUDA_DEVICE_ORDER": order, **chosen}
+        return {VISIBLE: "-1"}
+    return {VISIBLE: ",".join(devices), **_unless_set({ORDER: "PCI_BUS_ID", **GROWTH})}
+
+
+def _unless_set(variables: Mapping[str, str]) -> dict[str, str]:
+    return {name: os.environ.get(name, value) for name, value in variables.items()}
 
 
 def _import_path() -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -29,19 +30,33 @@ if TYPE_CHECKING:
     from elephant.backends.gradient_averager import GradientAverager
     from elephant.collective.communicator import Communicator
 
+_STAMP = r"([0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]+: )"
+
 
 class TensorFlowBackend(Backend):
     """Keras on TensorFlow."""
 
     name = "tensorflow"
+    title = "TensorFlow"
     gpu_package = "tensorflow[and-cuda]"
     packages = ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tf-nightly", "tensorflow-macos")
     oldest = "2.18"
     count_gpus = "import tensorflow as tf; print('gpus', len(tf.config.list_physical_devices('GPU')))"
+    log_level = "TF_CPP_MIN_LOG_LEVEL"
+    # Wherever it is imported, and where there is no GPU.
+    noise = (
+        rf"I0000 00:00:|{_STAMP}I |WARNING: All log messages before absl::InitializeLog|"
+        r"To enable the following instructions:|"
+        rf"([WE]0000 00:00:|{_STAMP}[WE] ).*"
+        r"(Unable to register cu|computation placer already registered|failed call to cuInit|cuda_diagnostics|TF-TRT)"
+    )
+    growth = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}
     # Its import leaves two threads and no device: measured.
     forks_after_import = True
     traces_ahead = True
     takes_strings = True
+    gives_slices = True
+    program_layers = ("TFSMLayer",)
 
     def __init__(self) -> None:
         self._host_calls = 0
@@ -99,6 +114,19 @@ class TensorFlowBackend(Backend):
             yield
         finally:
             tf.config.run_functions_eagerly(before)
+
+    def is_variable(self, thing: object) -> bool:
+        return "tensorflow" in sys.modules and isinstance(thing, sys.modules["tensorflow"].Variable)
+
+    def python_function(self, function: Callable[..., Any]) -> Callable[..., Any] | None:
+        found: Callable[..., Any] | None = getattr(function, "python_function", None)
+        return found
+
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        import tensorflow as tf
+
+        made: Callable[..., Any] = tf.function(function)
+        return made
 
     def refuse_step(self) -> None:
         import tensorflow as tf

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from elephant.backends.base import Backend, Spec, gathered_blocks, gathered_gradient
-from elephant.backends.devices import TorchReducer, reduce_on_devices
-from elephant.backends.gradient_averager import spec_of
 from elephant.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -27,10 +26,13 @@ class TorchBackend(Backend):
     """Keras on PyTorch."""
 
     name = "torch"
+    title = "PyTorch"
     gpu_package = "torch"
     packages = ("torch",)
     oldest = "2.4"
     count_gpus = "import torch; print('gpus', torch.cuda.device_count())"
+    optimizers = "keras.src.backend.torch.optimizers."
+    program_layers = ("TorchModuleWrapper",)
     # Of one row, its convolutions on a processor cannot have gradients: "grad_weight must be contiguous" (2.13).
     stand_in_rows = 2
     has_nccl = True
@@ -83,6 +85,14 @@ class TorchBackend(Backend):
 
         torch.manual_seed(seed)
 
+    def is_variable(self, thing: object) -> bool:
+        return "torch" in sys.modules and isinstance(thing, sys.modules["torch"].Tensor)
+
+    def assign(self, variable: Any, value: np.ndarray) -> None:
+        import torch
+
+        variable.data.copy_(torch.as_tensor(value))
+
     def call_on_host(
         self, function: Callable[..., Sequence[np.ndarray]], tensors: Sequence[Any], specs: Sequence[Spec]
     ) -> list[Any]:
@@ -98,6 +108,8 @@ class TorchBackend(Backend):
         self, averager: GradientAverager, optimizer: keras.optimizers.Optimizer, model: keras.Model | None
     ) -> None:
         import torch
+
+        from elephant.backends.torch_devices import TorchReducer
 
         apply = optimizer.apply
         # What a hook finds in a step that is compiled was not tried.
@@ -136,6 +148,8 @@ class TorchBackend(Backend):
         optimizer.apply = apply_averaged
 
     def reduce_on_devices(self, averager: GradientAverager, config: FitConfig) -> None:
+        from elephant.backends.torch_devices import reduce_on_devices
+
         reduce_on_devices(averager, config)
 
     def all_gather(self, block: Any, collective: Communicator, share: Callable[[], float]) -> Any:
@@ -225,6 +239,8 @@ class _EarlyBuckets:
             self._is_open = False
 
     def _set_up(self, owner: int, variables: Sequence[Any]) -> None:
+        from elephant.backends.gradient_averager import spec_of
+
         names = [(owner, id(variable)) for variable in variables]
         group = self._averager.flagged_group(owner, [spec_of(None, variable) for variable in variables], names)
         buckets = [bucket.positions for bucket in group.buckets[:-1]]

@@ -21,14 +21,14 @@ from elephant.config import Timeouts
 from elephant.errors import ClusterError, ConfigurationError, short_text
 from elephant.jobs.inputs import estimator_of, read_rows, require_code
 from elephant.jobs.settings import INTEGER, SPARK_OPTIONS, SWITCH, TEXT, TRAIN, Setting, SettingType, settings_of
-from elephant.jobs.submission import QUIET, json_line, line_of, read_settings, require_one
+from elephant.jobs.submission import json_line, leave_out_warnings, line_of, read_settings, require_one
 from elephant.options import OPTION
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from elephant.monitor.scaling import ScalingRun
-    from elephant.spark.training_data import Files
+    from elephant.spark.file_formats import Files
 
 NAME = "elephant bench"
 DESCRIPTION = (
@@ -74,8 +74,7 @@ def bench(words: Sequence[str]) -> int:
     Raises:
         SystemExit: ``--help`` was asked for, and has been printed.
     """
-    for name, value in QUIET.items():
-        os.environ.setdefault(name, value)
+    leave_out_warnings()
     # As `python -m` has it: the model's module is looked for where the user is.
     sys.path += [folder for folder in (os.getcwd(),) if folder not in sys.path]
     try:
@@ -205,9 +204,10 @@ def _empty(settings: Mapping[str, Any], workers: int, *, error: str = "") -> Sca
 
 
 def _report(runs: Sequence[ScalingRun], settings: Mapping[str, Any]) -> int:
-    from elephant.monitor.scaling import advice, as_json, page
+    from elephant.monitor.advice import advice_on_runs
+    from elephant.monitor.scaling import as_json, page
 
-    texts = advice(runs, settings)
+    texts = advice_on_runs(runs, settings)
     facts = {
         "elephant": __version__,
         "cluster": _cluster_of(settings),

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
+from elephant.backends import asked_for
 from elephant.cluster.checks.executor_checks import check_executors
 from elephant.cluster.checks.executor_facts import (
     ExecutorReport,
@@ -31,7 +32,6 @@ from elephant.cluster.checks.machine_checks import (
     examine_machine,
     examine_packages,
     examine_spark,
-    keras_backend,
     memory_bytes,
 )
 from elephant.cluster.checks.preflight import Requirements, check_session
@@ -274,7 +274,7 @@ class ClusterExamination:
         report = report if running is not None else replace(report, missing=0)
         driver, by_place = driver_facts(), {one.place: one for one in report.facts}
         shared = {name: one.shared_memory_bytes for name, one in by_place.items()}
-        return check_executors(report, driver, backend=keras_backend()) + run_phase(
+        return check_executors(report, driver, backend=asked_for()) + run_phase(
             Phase.HOSTS,
             unreached={name: one.unreached for name, one in by_place.items() if one.unreached},
             asked=len(by_place),
@@ -290,9 +290,9 @@ class ClusterExamination:
         """Returns whether the executors have GPUs that the Keras backend can use, one for each worker."""
         running = running_executors(self._session)
         tasks = max(len(running), 1) if running is not None else self._num_workers
-        look = gpu_function(self._timeout_s, keras_backend())
+        look = gpu_function(self._timeout_s, asked_for())
         answers = ask_executors(self._session, look, tasks=tasks, timeout_s=2 * self._timeout_s)
-        return run_phase(Phase.GPUS, facts=answers, wanted=self._num_workers, backend=keras_backend())
+        return run_phase(Phase.GPUS, facts=answers, wanted=self._num_workers, backend=asked_for())
 
     def trial(self) -> list[CheckResult]:
         """Returns whether ranks of a barrier stage meet, connect, and add up their numbers, as in a fit."""

@@ -117,6 +117,10 @@ class RowSource(ABC):
     def repartitioned(self, number: int) -> RowSource:
         """Returns the same rows in so many partitions."""
 
+    def in_partitions(self, number: int) -> RowSource:
+        """Returns these rows where they have so many partitions, and the same rows dealt out anew where not."""
+        return self if self.has_partitions(number) else self.repartitioned(number)
+
     @abstractmethod
     def first_row(self) -> pa.RecordBatch | None:
         """Returns the prepared columns of one row; None when there is no row."""
@@ -135,8 +139,28 @@ class RowSource(ABC):
         """
 
 
+class ArrowRows(RowSource):
+    """Rows that are tasks of a DataFrame's ``mapInArrow``."""
+
+    @abstractmethod
+    def mapped(self, task: TaskFunction) -> tuple[DataFrame, TaskFunction]:
+        """Returns a frame, of which each task has a partition, and the function on what Spark sends of it."""
+
+    def run(self, task: TaskFunction, *, barrier: bool, profile: ResourceProfile | None = None) -> list[Any]:
+        """Runs the task on every partition."""
+        frame, function = self.mapped(task)
+        options: dict[str, Any] = {"barrier": True} if barrier else {}
+        if profile is None:
+            return frame.mapInArrow(function, RESULT_SCHEMA, **options).collect()
+        if SINCE_4:
+            return frame.mapInArrow(function, RESULT_SCHEMA, profile=profile, **options).collect()
+        # What any RDD of a stage asks for, all of the stage gets.
+        results: RDD[Any] = frame.mapInArrow(function, RESULT_SCHEMA, **options).rdd
+        return list(results.withResources(profile).collect())
+
+
 @dataclass(eq=False)
-class FrameRows(RowSource):
+class FrameRows(ArrowRows):
     """The rows of a DataFrame, which are cast in the tasks.
 
     Args:
@@ -190,22 +214,9 @@ class FrameRows(RowSource):
         """Returns Spark's own estimate."""
         return estimated_bytes(self.frame)
 
-    def run(self, task: TaskFunction, *, barrier: bool, profile: ResourceProfile | None = None) -> list[Any]:
-        """Runs the task on every partition of the frame."""
-        function = functools.partial(run_on_stream, task, self.schema)
-        return run_on_frame(self.frame, function, barrier=barrier, profile=profile)
-
-
-def run_on_frame(frame: DataFrame, task: TaskFunction, *, barrier: bool, profile: ResourceProfile | None) -> list[Any]:
-    """Runs a task on every partition of a DataFrame; the arguments are those of `RowSource.run`."""
-    options: dict[str, Any] = {"barrier": True} if barrier else {}
-    if profile is None:
-        return frame.mapInArrow(task, RESULT_SCHEMA, **options).collect()
-    if SINCE_4:
-        return frame.mapInArrow(task, RESULT_SCHEMA, profile=profile, **options).collect()
-    # What any RDD of a stage asks for, all of the stage gets.
-    results: RDD[Any] = frame.mapInArrow(task, RESULT_SCHEMA, **options).rdd
-    return list(results.withResources(profile).collect())
+    def mapped(self, task: TaskFunction) -> tuple[DataFrame, TaskFunction]:
+        """Returns the frame itself."""
+        return self.frame, functools.partial(run_on_stream, task, self.schema)
 
 
 def run_on_stream(
@@ -372,7 +383,7 @@ def _failure(failure_file: Path, code: int) -> Exception:
 
 
 @dataclass(eq=False)
-class FileRows(RowSource):
+class FileRows(ArrowRows):
     """The rows of files, which the tasks read and cast.
 
     Args:
@@ -411,12 +422,11 @@ class FileRows(RowSource):
             self.first = None if batch is None else batch.slice(0, 1)
         return None if self.first is None else prepared_batch(self.first, self.schema)
 
-    def run(self, task: TaskFunction, *, barrier: bool, profile: ResourceProfile | None = None) -> list[Any]:
-        """Runs the task on every part."""
+    def mapped(self, task: TaskFunction) -> tuple[DataFrame, TaskFunction]:
+        """Returns a frame of numbers: each task reads its part of the files itself."""
         parts = self.files.deal(self.number, seed=self.seed)
         function = functools.partial(run_on_part, task, self.files, self.schema, parts)
-        frame = self.spark.range(0, self.number, 1, self.number)
-        return run_on_frame(frame, function, barrier=barrier, profile=profile)
+        return self.spark.range(0, self.number, 1, self.number), function
 
 
 def run_on_part(

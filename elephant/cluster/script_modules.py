@@ -15,9 +15,12 @@ from types import ModuleType
 
 from pyspark import cloudpickle
 
-# Executors have these, wherever they lie here.
-_PLATFORM = {"elephant", "jax", "keras", "numpy", "py4j", "pyspark", "tensorflow", "torch"}
-_INSTALLED = {"site-packages", "dist-packages"}
+from elephant.backends import BACKENDS
+
+# Executors have these, wherever they lie here: by PYTHONPATH, or with Spark.
+PLATFORM = {"elephant", "keras", "numpy", "py4j", "pyspark", *BACKENDS}
+# Where pip and Debian install.
+INSTALLED = {"site-packages", "dist-packages"}
 _one_at_a_time = threading.RLock()
 
 
@@ -42,14 +45,14 @@ def beside_script() -> dict[str, ModuleType]:
     return {
         name: module
         for name, module in list(sys.modules.items())
-        if "." not in name and module is not main and name not in _PLATFORM and _folder_of(module) == folder
+        if "." not in name and module is not main and name not in PLATFORM and _folder_of(module) == folder
     }
 
 
 def _script_folder() -> Path:
     """Returns the main script's folder; the working folder where a program is run, a notebook's say."""
     path = getattr(sys.modules["__main__"], "__file__", None)
-    if path is None or _INSTALLED & set(Path(path).resolve().parts):
+    if path is None or INSTALLED & set(Path(path).resolve().parts):
         return Path.cwd()
     return Path(path).resolve().parent
 

@@ -25,15 +25,10 @@ from elephant.collective.bootstrap import form_collective
 from elephant.collective.communicator import Communicator, LocalCommunicator
 from elephant.collective.fusion import FusedBuffer
 
-# Names of 0.1.0.
-Collective, Solo = Communicator, LocalCommunicator
-
 __all__ = [
-    "Collective",
     "Communicator",
     "FusedBuffer",
     "LocalCommunicator",
-    "Solo",
     "allgather",
     "allreduce",
     "allreduce_",

@@ -144,10 +144,10 @@ class FusedBuffer(SharedBuffer):
         ConfigurationError: An array has a dtype that cannot be reduced.
 
     Examples:
-        >>> from elephant.collective import Solo
+        >>> from elephant.collective import LocalCommunicator
         >>> buffer = FusedBuffer([((2,), "float32"), ((), "float64")])
         >>> buffer.pack([np.array([1.0, 2.0], "float32"), np.array(3.0)], scale=0.5)
-        >>> buffer.allreduce(Solo())
+        >>> buffer.allreduce(LocalCommunicator())
         >>> [array.tolist() for array in buffer.unpack()]
         [[0.5, 1.0], 1.5]
     """

@@ -13,7 +13,6 @@ from elephant.compression.codec import (
     Uncompressed,
     check_compression,
     compression_of,
-    known_names,
     reduction_for,
     register_codec,
     register_reducer,
@@ -21,11 +20,8 @@ from elephant.compression.codec import (
 from elephant.compression.power_sgd import PowerSGD
 from elephant.compression.top_k import TopK
 
-KNOWN = known_names()
-
 __all__ = [
     "CODECS",
-    "KNOWN",
     "BFloat16",
     "Codec",
     "Compression",

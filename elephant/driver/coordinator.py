@@ -19,7 +19,7 @@ import numpy as np
 from elephant.checkpoint.manager import CheckpointSink
 from elephant.cluster.spark_job import SparkWords, cancellation, lost_driver
 from elephant.data.schema import RowSpec
-from elephant.driver.coordinator_policy import CoordinatorPolicy, ProgressDisplay, RunState, as_error
+from elephant.driver.coordinator_policy import CoordinatorPolicy, ProgressDisplay, as_error, failure_of
 from elephant.errors import (
     ClusterError,
     DataError,
@@ -33,14 +33,15 @@ from elephant.monitor.events import (
     Event,
     FilesLeft,
     Finished,
-    RankEpoch,
     RankFailure,
     RankGone,
     RankSilent,
+    Started,
     StateSaved,
     TaskSilent,
 )
 from elephant.monitor.log_stream import TokenBucket
+from elephant.monitor.record import FitRecord
 from elephant.storage.user_files import MOST_BYTES, put_down
 
 _POLL_S = 0.1
@@ -51,6 +52,8 @@ _END_GRACE_S = 10.0
 # Between two lines about connections that were refused.
 _REFUSALS_S = 60.0
 _MOST_HOSTS_SHOWN = 5
+# A tuple, because all events of a run are compared with it.
+_LOSSES = (RankFailure, RankGone)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +66,6 @@ class FitResult:
         history: One number per epoch by metric, over all workers.
         statistics: Counts; see `elephant.spark.model.KerasModel.training_statistics`.
         plan: Where each rank ran; see `elephant.spark.model.KerasModel.plan`.
-        rank_epochs: What each rank's seconds went into, by epoch and rank, of the attempt that ended well.
     """
 
     variables: list[np.ndarray]
@@ -71,7 +73,6 @@ class FitResult:
     history: dict[str, list[float]]
     statistics: dict[str, Any] = field(default_factory=dict)
     plan: list[dict[str, Any]] = field(default_factory=list)
-    rank_epochs: list[RankEpoch] = field(default_factory=list)
 
 
 class RunningJob(Protocol):
@@ -105,7 +106,7 @@ class Coordinator:
         checkpoint_writer: Writes checkpoints; None makes none.
 
     Attributes:
-        state: The reports so far.
+        record: The reports so far.
         policy: As given.
     """
 
@@ -116,7 +117,7 @@ class Coordinator:
         policy: CoordinatorPolicy,
         checkpoint_writer: CheckpointSink | None = None,
     ) -> None:
-        self.state = RunState()
+        self.record = FitRecord(together=policy.together)
         self._channel = channel
         self._progress = progress
         self.policy = policy
@@ -130,32 +131,12 @@ class Coordinator:
     @property
     def statistics(self) -> dict[str, Any]:
         """Counts, by their names in `elephant.KerasModel.training_statistics`."""
-        return self.state.statistics or {"refused_connections": dict(self._channel.turned_away)}
+        return self.record.statistics or {"refused_connections": dict(self._channel.turned_away)}
 
     @property
     def began(self) -> bool:
         """True if any rank has begun its work, or failed of itself."""
-        return self.policy.has_begun(self.state)
-
-    @property
-    def plan(self) -> list[dict[str, Any]]:
-        """Place of each rank: ``rank``, ``host``, ``executor``, ``device``, ``devices`` and ``threads``."""
-        return [
-            {
-                "rank": rank,
-                "host": started.host,
-                "executor": started.executor,
-                "device": started.device,
-                "devices": list(started.devices),
-                "threads": started.threads,
-            }
-            for rank, started in sorted(self.state.started.items())
-        ]
-
-    @property
-    def rank_epochs(self) -> list[RankEpoch]:
-        """Parts of each rank's seconds, by epoch and rank."""
-        return [event for _, event in sorted(self.state.rank_epochs.items())]
+        return self.policy.has_begun(self.record)
 
     def until_ended(self, job: RunningJob, watch: Callable[[], None] | None = None) -> None:
         """Listens until the job has ended, or there is no point in waiting for that.
@@ -183,8 +164,8 @@ class Coordinator:
         with contextlib.suppress(ElephantError):
             while (event := self._channel.next_event(0.0)) is not None:
                 if isinstance(event, FilesLeft):
-                    self.state.add(event)
-        left = self.state.files
+                    self.record.add(event)
+        left = self.record.files
         if not left:
             return
         line, lost = put_down({rank: event.files for rank, event in left.items()}, Path())
@@ -211,21 +192,21 @@ class Coordinator:
     @property
     def _is_decided(self) -> bool:
         """True if all has come, or the failure of the run and its cause are known, as far as anybody will say."""
-        failed = self.policy.root_failure(self.state) is not None or self.state.silent is not None
-        # Of a rank that was lost some time ago nobody has said why since: nor will anybody.
-        is_lost = self.policy.awaits_cause and _is_past(self._lost_at, _CAUSE_GRACE_S)
+        failed = self.policy.root_failure(self.record) is not None or self.record.silent is not None
+        # If nobody has said for some time why a rank was lost, nobody will.
+        is_lost = self.policy.together and _is_past(self._lost_at, _CAUSE_GRACE_S)
         # A task that goes on when all that the fit is for came some time ago is frozen.
         return failed or is_lost or _is_past(self._complete_at, _END_GRACE_S)
 
     def _may_receive_more(self, job_error: Exception) -> bool:
         """Returns whether a rank may still say why the job has failed: those that failed of it may speak sooner."""
-        if not self.policy.awaits_cause or self._is_decided or self._complete_at is not None:
+        if not self.policy.together or self._is_decided or self._complete_at is not None:
             return False
         if _known_cause(job_error) is not None:
             return False
-        if self.state.gone and SparkWords.TASK_LOST.search(job_error):
+        if self.record.gone and SparkWords.TASK_LOST.search(job_error):
             return False
-        return bool(self.state.started or self.state.failures)
+        return bool(self.record.started or self.record.failures)
 
     def _take(self, timeout_s: float) -> bool:
         self.policy.check()
@@ -239,12 +220,14 @@ class Coordinator:
         return True
 
     def _add(self, event: Event) -> None:
-        self.policy.add(event, self.state)
-        if isinstance(event, Finished) and self.policy.is_complete(self.state):
+        if isinstance(event, Started) and event.note and event.note not in self.record.notes:
+            warn_user(event.note)
+        self.policy.add(event, self.record)
+        if isinstance(event, Finished) and self.policy.is_complete(self.record):
             self._complete_at = time.monotonic()
         elif isinstance(event, StateSaved) and self._checkpoint_writer is not None:
             self._checkpoint_writer.keep(self.policy.completed(event.state))
-        elif isinstance(event, RankFailure | RankGone):
+        elif isinstance(event, _LOSSES):
             self._note_loss()
 
     def _note_loss(self) -> None:
@@ -261,22 +244,22 @@ class Coordinator:
 
     def _is_retryable(self, job_error: Exception | None) -> bool:
         """Returns whether the run may be started again: unless the user's code or data failed, or it was cancelled."""
-        failure = self.policy.root_failure(self.state)
+        failure = self.policy.root_failure(self.record)
         if failure is not None and not failure.is_echo:
             return is_retryable(failure.kind)
-        if self.state.silent is not None:
+        if self.record.silent is not None:
             return True
         return cancellation(job_error) is None and bool(
-            self.state.started or SparkWords.EXECUTOR_LOST.search(job_error)
+            self.record.started or SparkWords.EXECUTOR_LOST.search(job_error)
         )
 
     def _error(self, job_error: Exception | None) -> ElephantError | None:
         """Returns why the run failed, or None where it did not."""
-        failure = self.policy.root_failure(self.state)
+        failure = self.policy.root_failure(self.record)
         if failure is not None:
             return as_error(failure)
-        if self.state.silent is not None:
-            return self._failure_of_silence(self.state.silent)
+        if self.record.silent is not None:
+            return self._failure_of_silence(self.record.silent)
         if self._complete_at is not None:
             # All that the fit is for has come: what ends its tasks afterwards, or keeps them from it, takes nothing.
             return None
@@ -288,7 +271,7 @@ class Coordinator:
                 "expected elephant to be installed where the executors' Python is. Received: No module named "
                 "'elephant'. Install elephant-spark there, or ship an environment (spark.archives)."
             )
-        return self.policy.unexplained(self.state, job_error)
+        return self.policy.unexplained(self.record, job_error)
 
     def _failure_of_silence(self, silent: RankSilent | TaskSilent) -> WorkerFailure:
         if isinstance(silent, RankSilent):
@@ -296,7 +279,7 @@ class Coordinator:
                 f"nothing was heard from it for {silent.silent_s:.0f} s: the process is frozen, "
                 "or its connection to the driver is cut"
             )
-            return self.state.failure_of(silent.rank, text, step=self.policy.step_of(silent.rank, self.state))
+            return failure_of(silent.rank, text, self.record, step=self.policy.step_of(silent.rank, self.record))
         text = (
             f"nothing was heard from its Spark task for {silent.silent_s:.0f} s: its Python worker is frozen (stopped "
             "by a signal, or on a host that is swapping), or its connection to the driver is cut"
@@ -305,24 +288,23 @@ class Coordinator:
 
     def history(self) -> dict[str, list[float]]:
         """Returns one number per epoch by metric; raises DataError when no rank had rows to train on."""
-        if not sum(started.training_rows for started in self.state.started.values()):
+        if not sum(started.training_rows for started in self.record.started.values()):
             raise DataError("expected rows to train on. Received: rows that are all marked for validation.")
-        return self.state.history.as_dict()
+        return self.record.history
 
     def result(self) -> FitResult:
         """Returns the result of a fit; raises TrainingError when there is none."""
-        trained = self.state.trained
+        trained = self.record.trained
         if trained is None:
             raise TrainingError(
                 "expected the trained model from rank 0. Received: nothing, though its task ended well."
             )
         return FitResult(
-            history=self.state.history.as_dict(),
+            history=self.record.history,
             variables=list(trained.arrays),
             rows=RowSpec.from_json(trained.rows),
-            plan=self.plan,
+            plan=self.record.plan,
             statistics=self.statistics,
-            rank_epochs=self.rank_epochs,
         )
 
 

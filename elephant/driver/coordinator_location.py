@@ -9,43 +9,37 @@ small Spark job tries to come to it; what came of it holds as long as the sessio
 from __future__ import annotations
 
 import functools
-import ipaddress
 import logging
 import secrets
-import uuid
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from elephant.checkpoint.manager import CheckpointWriter
 from elephant.cluster.addresses import driver_addresses
 from elephant.cluster.checks.executor_facts import ask_executors
 from elephant.cluster.session import is_remote, setting
-from elephant.cluster.spark_job import SparkJob
 from elephant.driver.coordinator import Coordinator
-from elephant.driver.coordinator_policy import ReplayPolicy
-from elephant.driver.launcher import RankJob, SparkLauncher, coordinate
+from elephant.driver.coordinator_policy import DriverTurns
+from elephant.driver.launcher import RankJob, SparkBarrierLauncher
+from elephant.driver.replay import attempt_beside_rank_0
+from elephant.driver.run_ranks import RunAttempt, attempt_here
 from elephant.errors import ConfigurationError, NetworkError, first_line
-from elephant.monitor.events import Event, StepEnded, unpacked
 from elephant.monitor.progress import Progress
 from elephant.net.addresses import Address, name_of
 from elephant.net.handshake import NONCE_BYTES, PREAMBLE, PROOF_BYTES
 from elephant.net.server import Server
 from elephant.net.stream import Listener, Stream
-from elephant.task.coordinator_task import EVENTS
-from elephant.task.rank_task import run_coordinator_partition
-from elephant.task.specs import CoordinatorSpec, RunContext, TaskSpec
-from elephant.task.task import results_by_rank
+from elephant.task.specs import CoordinatorSpec, TaskSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from elephant.cluster.row_source import RowSource, TaskFunction
+    from elephant.cluster.row_source import RowSource
 
-# An address for documentation (RFC 5737): the way to it is the way to everywhere.
-_ANYWHERE: Address = ("192.0.2.1", 9)
-
+Result = TypeVar("Result")
 _TOKEN_BYTES = 32
 _CONTEXT = "reachability probe"
 _HANDSHAKE_S = 5.0
@@ -199,121 +193,41 @@ def is_reached(session: SparkSession) -> bool | None:
     return not hindrance
 
 
-class SparkCoordinatorLauncher(SparkLauncher):
-    """Starts ranks in a barrier stage, and the coordinator beside rank 0.
-
-    Args:
-        coordinator: What is beside rank 0.
-    """
-
-    is_barrier = True
-
-    def __init__(self, rows: RowSource, coordinator: CoordinatorSpec, events: LoggedEvents) -> None:
-        super().__init__(rows)
-        self._coordinator = coordinator
-        self._events = events
-
-    def task(self, spec: TaskSpec, run: RunContext) -> TaskFunction:
-        return functools.partial(run_coordinator_partition, spec, run, self._coordinator)
-
-    def start(self, spec: TaskSpec, run: RunContext) -> SparkJob:
-        job = super().start(spec, run)
-        self._events.follow(job)
-        return job
-
-
-class LoggedEvents:
-    """Events of a job that has ended, one after the other; while it runs there are none."""
-
-    def __init__(self) -> None:
-        self._job: SparkJob | None = None
-        self._events: Iterator[Event] | None = None
-
-    def follow(self, job: SparkJob) -> None:
-        """Reads what this job leaves."""
-        self._job = job
-
-    def is_lost(self) -> bool:
-        """Returns whether the job has failed, and what it would have left is gone."""
-        return self._job is not None and self._job.error is not None
-
-    def next_event(self, timeout_s: float) -> Event | None:
-        """Returns the next event, or None when there is none."""
-        if self._job is None:
-            return None
-        if self._job.running:
-            self._job.wait(timeout_s)
-            return None
-        if self._events is None:
-            self._events = iter(unpacked(results_by_rank(self._job.rows).get(EVENTS, b"")))
-        return next(self._events, None)
-
-    @property
-    def turned_away(self) -> Mapping[str, int]:
-        """Nothing: rank 0 has seen who came, and has written it down."""
-        return {}
-
-    def dismiss(self) -> None:
-        """Nothing: rank 0 has told the others."""
-
-
-class WithoutSteps:
-    """Shows all but steps: those of a record are there to tell the step of a failure."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-
-    def show(self, event: Event) -> None:
-        """Shows an event."""
-        if not isinstance(event, StepEnded):
-            self._progress.show(event)
-
-    def note(self, text: str) -> None:
-        """Shows a line about the run as a whole."""
-        self._progress.note(text)
-
-
-def coordinate_on_executor(
-    rows: RowSource,
+def barrier_attempts(
+    session: SparkSession,
     spec: TaskSpec,
-    coordinator_spec: CoordinatorSpec,
     progress: Progress,
+    *,
+    result: Callable[[Coordinator, RankJob], Result],
     checkpoint_writer: CheckpointWriter | None = None,
-) -> tuple[Coordinator, RankJob]:
-    """Runs ranks to their end, with the coordinator beside rank 0.
+    turns: DriverTurns | None = None,
+) -> Callable[[RowSource], AbstractContextManager[RunAttempt[Result]]]:
+    """Returns a function that opens an attempt at ranks of one barrier job, with the coordinator where it can be.
 
     Args:
-        coordinator_spec: What is beside rank 0.
-        progress: Shown what has happened, in the end.
-        checkpoint_writer: Writes the last checkpoint, in the end; None makes none.
-
-    Returns:
-        A coordinator that has read the other one's events, and the ranks.
+        session: The Spark session.
+        spec: What the run asks for.
+        progress: Shown what happens.
+        result: What comes of ranks that have ended well.
+        checkpoint_writer: Writes checkpoints; None makes none.
+        turns: Runs callbacks on the driver, where the coordinator is there; None where there are none.
     """
-    progress.note("rank 0 coordinates this run: its progress is shown when it has ended")
-    events = LoggedEvents()
-    coordinator = replay_coordinator(events, progress, checkpoint_writer, ranks_per_task=spec.plan.gpus_per_worker)
-    run = RunContext(run_id=uuid.uuid4().hex, token=secrets.token_bytes(32), driver=_direction(rows.session))
-    launcher = SparkCoordinatorLauncher(rows, coordinator_spec, events)
-    return coordinator, coordinate(launcher, spec, run, events, coordinator)
-
-
-def replay_coordinator(
-    events: LoggedEvents,
-    progress: Progress,
-    checkpoint_writer: CheckpointWriter | None = None,
-    *,
-    ranks_per_task: int = 1,
-) -> Coordinator:
-    """Returns a coordinator that takes what rank 0 has written down of its run as if it were heard now."""
-    policy = ReplayPolicy(events.is_lost, ranks_per_task=ranks_per_task)
-    return Coordinator(events, WithoutSteps(progress), policy, checkpoint_writer)
-
-
-def _direction(session: SparkSession) -> Address:
-    """Returns an address in the direction of the cluster's own network, as executors see it."""
-    host = (setting(session, "spark.driver.host") or "").strip("[]")
-    try:
-        return str(ipaddress.ip_address(host)), _ANYWHERE[1]
-    except ValueError:
-        return _ANYWHERE
+    if coordinates_on_executors(session):
+        beside, ranks_per_task = CoordinatorSpec(program="synchronous"), spec.plan.gpus_per_worker
+        return functools.partial(
+            attempt_beside_rank_0,
+            beside,
+            ranks_per_task,
+            progress,
+            result=result,
+            checkpoint_writer=checkpoint_writer,
+        )
+    return functools.partial(
+        attempt_here,
+        SparkBarrierLauncher,
+        spec.timeouts,
+        progress,
+        result=result,
+        checkpoint_writer=checkpoint_writer,
+        turns=turns,
+    )

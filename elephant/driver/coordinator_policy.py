@@ -8,8 +8,7 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 from elephant.checkpoint.state import FitState
 from elephant.cluster.spark_job import cancellation, cause_of, lost_with
@@ -34,20 +33,13 @@ from elephant.monitor.events import (
     EpochEnded,
     EpochPart,
     Event,
-    FilesLeft,
-    Finished,
-    RankEpoch,
     RankFailure,
-    RankGone,
     RankSilent,
-    ServerCounts,
     Started,
-    StepEnded,
     StopRequested,
     TaskSilent,
-    TrainingFinished,
 )
-from elephant.monitor.progress import History
+from elephant.monitor.record import FitRecord
 
 _SERVER_FAILED = kind_of(ServerFailedError(""))
 _FRAME = re.compile(r'  File "(.+)", line (\d+)(?:, in .+)?')
@@ -76,136 +68,53 @@ class Epochs(Protocol):
         """Repeats to servers that have come back what they may have forgotten."""
 
 
-@dataclass
-class RunState:
-    """Reports of the ranks of one run.
-
-    Args:
-        started: The latest start of each rank.
-        failures: Failures that count: those that Spark repairs do not.
-        finished: Ranks that have nothing more to say.
-        gone: Connections that ended without a word.
-        next_steps: The step that each rank is in, counted from one over all epochs.
-        history: One number per epoch by metric.
-        epochs: The epochs of which the history is, where rank 0 has told of them.
-        trained: The trained model, when it has come.
-        silent: The last rank, or task, that nothing was heard from for too long.
-        statistics: Counts that rank 0 has made in the driver's place, where it did.
-        rank_epochs: What each rank's seconds went into, by epoch and rank.
-        files: What the user's code has left on each rank, and as that of rank -1 in the process of callbacks beside
-            rank 0; of a later attempt at a rank, in place of an earlier one.
-    """
-
-    started: dict[int, Started] = field(default_factory=dict)
-    failures: list[RankFailure] = field(default_factory=list)
-    finished: set[int] = field(default_factory=set)
-    gone: list[RankGone] = field(default_factory=list)
-    next_steps: dict[int, int] = field(default_factory=dict)
-    history: History = field(default_factory=History)
-    epochs: list[EpochEnded] = field(default_factory=list)
-    trained: TrainingFinished | None = None
-    silent: RankSilent | TaskSilent | None = None
-    statistics: dict[str, Any] | None = None
-    rank_epochs: dict[tuple[int, int], RankEpoch] = field(default_factory=dict)
-    files: dict[int, FilesLeft] = field(default_factory=dict)
-
-    def add(self, event: Event) -> None:
-        """Takes an event."""
-        if isinstance(event, Started):
-            if event.note and event.note not in {started.note for started in self.started.values()}:
-                warn_user(event.note)
-            self.started[event.rank] = event
-            if event.first_step is not None:
-                self.next_steps[event.rank] = event.first_step
-        elif isinstance(event, StepEnded):
-            self.next_steps[event.rank] = event.epoch * event.steps + event.step + 1
-        elif isinstance(event, EpochEnded) and event.rank == 0:
-            self.history.add(event.logs)
-            self.epochs.append(event)
-        elif isinstance(event, RankEpoch):
-            self.rank_epochs[event.epoch, event.rank] = event
-        elif isinstance(event, TrainingFinished):
-            self.trained = event
-        elif isinstance(event, Finished):
-            self.finished.add(event.rank)
-        elif isinstance(event, RankFailure):
-            self.failures.append(event)
-        elif isinstance(event, RankSilent | TaskSilent):
-            self.silent = event
-        elif isinstance(event, RankGone):
-            self.gone.append(event)
-        elif isinstance(event, ServerCounts):
-            self.statistics = dict(event.statistics)
-        elif isinstance(event, FilesLeft):
-            self.files[-1 if event.of_coordinator else event.rank] = event
-
-    def failure_of(self, rank: int, summary: str, *, step: int | None) -> WorkerFailure:
-        """Returns the failure of a rank that said nothing of it itself."""
-        started = self.started.get(rank)
-        return WorkerFailure(
-            summary,
-            rank=rank,
-            host="its host" if started is None else started.host,
-            executor="" if started is None else started.executor,
-            step=step,
-        )
-
-    def vanished(self, job_error: Exception | None) -> int | None:
-        """Returns the rank that vanished with its Spark task, or None where each has said something."""
-        reported = {failure.rank for failure in self.failures}
-        gone = [event.rank for event in self.gone if event.rank not in reported]
-        executor, partition = lost_with(str(job_error))
-        on_it = [rank for rank, started in sorted(self.started.items()) if executor and started.executor == executor]
-        # Connections end in any order: those of ranks that were left alone may do so first.
-        return next(iter([*on_it, *(rank for rank in gone if rank == partition), *gone]), None)
-
-
 class CoordinatorPolicy(ABC):
     """Decisions of a coordinator in which the modes of a fit differ.
 
     Attributes:
-        awaits_cause: Whether a lost rank ends the run, as soon as somebody has had the time to say why it was lost.
+        together: Whether ranks take every step together: a lost one ends the run, as soon as somebody has had the time
+            to say why it was lost.
     """
 
-    awaits_cause: ClassVar[bool]
+    together: ClassVar[bool]
 
     @abstractmethod
     def check(self) -> None:
         """Raises what has failed besides the ranks."""
 
-    def add(self, event: Event, state: RunState) -> None:
-        """Takes an event into the state of the run, or repairs what it is about."""
-        state.add(event)
+    def add(self, event: Event, record: FitRecord) -> None:
+        """Takes an event into the record of the run, or repairs what it is about."""
+        record.add(event)
 
     @abstractmethod
-    def is_complete(self, state: RunState) -> bool:
+    def is_complete(self, record: FitRecord) -> bool:
         """Returns whether all that the run is for has come."""
 
     @abstractmethod
-    def root_failure(self, state: RunState) -> RankFailure | None:
+    def root_failure(self, record: FitRecord) -> RankFailure | None:
         """Returns the failure that the run ends with, without those that only followed from it."""
 
     @abstractmethod
-    def step_of(self, rank: int, state: RunState) -> int | None:
+    def step_of(self, rank: int, record: FitRecord) -> int | None:
         """Returns the step that a rank was in, as far as that is known."""
 
     def completed(self, state: FitState) -> FitState:
         """Returns a state of the fit, as rank 0 tells it, with what the driver knows."""
         return state
 
-    def has_begun(self, state: RunState) -> bool:
+    def has_begun(self, record: FitRecord) -> bool:
         """Returns whether any rank has begun its work, or failed of itself."""
-        return bool(state.started) or any(not failure.is_echo for failure in state.failures)
+        return bool(record.started) or any(not failure.is_echo for failure in record.failures)
 
-    def unexplained(self, state: RunState, job_error: Exception | None) -> ElephantError:
+    def unexplained(self, record: FitRecord, job_error: Exception | None) -> ElephantError:
         """Returns the error of a run of which no rank has said why it failed: one has vanished, or left its peers."""
-        rank = state.vanished(job_error)
+        rank = _vanished(record, job_error)
         if rank is not None:
             why = "" if job_error is None else f": {cause_of(job_error)}"
             text = f"its process and its Spark task were lost without an error report{why}"
-            return state.failure_of(rank, text, step=self.step_of(rank, state))
-        if state.failures and state.started:
-            return as_error(state.failures[0])
+            return failure_of(rank, text, record, step=self.step_of(rank, record))
+        if record.failures and record.started:
+            return as_error(record.failures[0])
         return TrainingError(f"the Spark job failed, and no rank said why: {cause_of(job_error)}")
 
 
@@ -228,7 +137,7 @@ class SynchronousPolicy(CoordinatorPolicy):
         answer: Tells rank 0 what they ask for.
     """
 
-    awaits_cause = True
+    together = True
 
     def __init__(
         self,
@@ -243,30 +152,30 @@ class SynchronousPolicy(CoordinatorPolicy):
     def check(self) -> None:
         """Nothing: there are ranks alone."""
 
-    def add(self, event: Event, state: RunState) -> None:
-        state.add(event)
+    def add(self, event: Event, record: FitRecord) -> None:
+        record.add(event)
         if isinstance(event, CallbacksDue) and self._turns is not None and self._answer is not None:
             done = self._turns.take_turn(event)
             self._answer(done)
             if event.epoch is not None:
                 ended = EpochEnded(rank=0, epoch=event.epoch, logs=done.logs)
-                state.add(ended)
+                record.add(ended)
                 if self._progress is not None:
                     self._progress.show(ended)
 
     def completed(self, state: FitState) -> FitState:
         return state if self._turns is None else self._turns.with_states(state)
 
-    def is_complete(self, state: RunState) -> bool:
-        return state.trained is not None and state.started.keys() <= state.finished
+    def is_complete(self, record: FitRecord) -> bool:
+        return record.trained is not None and record.started.keys() <= record.finished
 
-    def root_failure(self, state: RunState) -> RankFailure | None:
-        return next((failure for failure in state.failures if not failure.is_echo), None)
+    def root_failure(self, record: FitRecord) -> RankFailure | None:
+        return next((failure for failure in record.failures if not failure.is_echo), None)
 
-    def step_of(self, rank: int, state: RunState) -> int | None:
+    def step_of(self, rank: int, record: FitRecord) -> int | None:
         """Returns the latest step that is known: all ranks take the same one at a time."""
-        steps = [failure.step for failure in state.failures if failure.step is not None]
-        return max(steps or state.next_steps.values(), default=None)
+        steps = [failure.step for failure in record.failures if failure.step is not None]
+        return max(steps or record.next_steps.values(), default=None)
 
 
 class ReplayPolicy(SynchronousPolicy):
@@ -282,18 +191,18 @@ class ReplayPolicy(SynchronousPolicy):
         self._is_lost = is_lost
         self._ranks_per_task = ranks_per_task
 
-    def root_failure(self, state: RunState) -> RankFailure | None:
+    def root_failure(self, record: FitRecord) -> RankFailure | None:
         """Returns the first cause, or else the first failure: a task that fails does not fail the job."""
-        return super().root_failure(state) or next(iter(state.failures), None)
+        return super().root_failure(record) or next(iter(record.failures), None)
 
-    def has_begun(self, state: RunState) -> bool:
+    def has_begun(self, record: FitRecord) -> bool:
         """Returns whether any rank has begun, or may have: the reports of a job that failed are lost."""
-        return self._is_lost() or super().has_begun(state)
+        return self._is_lost() or super().has_begun(record)
 
-    def unexplained(self, state: RunState, job_error: Exception | None) -> ElephantError:
+    def unexplained(self, record: FitRecord, job_error: Exception | None) -> ElephantError:
         executor, partition = lost_with(str(job_error))
         if partition is None:
-            return super().unexplained(state, job_error)
+            return super().unexplained(record, job_error)
         return WorkerFailure(
             "its Spark task failed, and with it is lost what the ranks had said, which rank 0 keeps until the end: "
             f"{cause_of(job_error)}",
@@ -321,7 +230,7 @@ class AsynchronousPolicy(CoordinatorPolicy):
         retries: How often a worker was started in place of one that was lost, or that another attempt overtook.
     """
 
-    awaits_cause = False
+    together = False
 
     def __init__(
         self,
@@ -362,50 +271,50 @@ class AsynchronousPolicy(CoordinatorPolicy):
             with contextlib.suppress(NetworkError):
                 self._epochs.remind()
 
-    def add(self, event: Event, state: RunState) -> None:
+    def add(self, event: Event, record: FitRecord) -> None:
         if isinstance(event, RankFailure):
-            self._add_failure(event, state)
+            self._add_failure(event, record)
         elif isinstance(event, RankSilent):
             self._progress.note(f"nothing was heard from rank {event.rank} for {event.silent_s:.0f} s")
         elif isinstance(event, TaskSilent):
-            self._add_frozen(event, state)
+            self._add_frozen(event, record)
         elif isinstance(event, EpochPart):
             self._ended_at = time.monotonic()
             for epoch in self._epochs.add(event):
-                state.history.add(epoch.logs)
+                record.add(epoch)
                 self._progress.show(epoch)
         elif isinstance(event, StopRequested):
             self._epochs.stop()
         else:
             if isinstance(event, Started):
-                self._note_start(event, state)
-            state.add(event)
+                self._note_start(event, record)
+            record.add(event)
 
-    def _note_start(self, started: Started, state: RunState) -> None:
-        if not state.started:
+    def _note_start(self, started: Started, record: FitRecord) -> None:
+        if not record.started:
             self._began_at = self._ended_at = time.monotonic()
-        known = state.started.get(started.rank)
+        known = record.started.get(started.rank)
         if known is not None:
             self.retries += 1
             self._progress.note(f"rank {started.rank} goes on, on {started.host}")
             if (known.training_rows, known.validation_rows) != (started.training_rows, started.validation_rows):
                 warn_user(_other_rows(known, started))
 
-    def _add_frozen(self, task: TaskSilent, state: RunState) -> None:
+    def _add_frozen(self, task: TaskSilent, record: FitRecord) -> None:
         """Has Spark run a task again that froze before its worker had begun; once, and where Spark can be asked."""
         if self._end_attempt is None or task.rank in self._frozen or not self._end_attempt(task.attempt):
-            state.add(task)
+            record.add(task)
             return
         self._frozen.add(task.rank)
-        self.retries += task.rank not in state.started
+        self.retries += task.rank not in record.started
         self._progress.note(
             f"rank {task.rank} on {task.host} was lost: nothing was heard from its Spark task for {task.silent_s:.0f} "
             "s. Spark runs it again, the others go on"
         )
 
-    def _add_failure(self, failed: RankFailure, state: RunState) -> None:
+    def _add_failure(self, failed: RankFailure, record: FitRecord) -> None:
         if self._end_attempt is None or not (failed.kind == SUPERSEDED or is_retryable(failed.kind)):
-            state.add(failed)
+            record.add(failed)
             return
         if failed.kind == SUPERSEDED:
             # Its own error would count as a failure, and with speculation on, a slow task is overtaken again and again.
@@ -413,24 +322,24 @@ class AsynchronousPolicy(CoordinatorPolicy):
             return
         self._lost.append(failed)
         # One that has begun is counted when the next attempt begins: a lost executor says nothing.
-        self.retries += failed.rank not in state.started
+        self.retries += failed.rank not in record.started
         reason = first_line(failed.message).split(". ")[0].rstrip(".")
         self._progress.note(
             f"rank {failed.rank} on {failed.host} was lost: {reason}. Spark runs it again, the others go on"
         )
 
-    def is_complete(self, state: RunState) -> bool:
-        return len(state.finished) == self._num_ranks
+    def is_complete(self, record: FitRecord) -> bool:
+        return len(record.finished) == self._num_ranks
 
-    def root_failure(self, state: RunState) -> RankFailure | None:
-        return next(iter(state.failures), None)
+    def root_failure(self, record: FitRecord) -> RankFailure | None:
+        return next(iter(record.failures), None)
 
-    def step_of(self, rank: int, state: RunState) -> int | None:
-        return state.next_steps.get(rank)
+    def step_of(self, rank: int, record: FitRecord) -> int | None:
+        return record.next_steps.get(rank)
 
-    def unexplained(self, state: RunState, job_error: Exception | None) -> ElephantError:
+    def unexplained(self, record: FitRecord, job_error: Exception | None) -> ElephantError:
         if not self._lost:
-            return super().unexplained(state, job_error)
+            return super().unexplained(record, job_error)
         last = self._lost[-1]
         error = as_error(last)
         if not isinstance(error, WorkerFailure):
@@ -447,7 +356,7 @@ class AsynchronousPolicy(CoordinatorPolicy):
 
 
 def require_all_steps(
-    state: RunState,
+    record: FitRecord,
     positions: Mapping[str, int],
     *,
     epochs: int,
@@ -458,14 +367,14 @@ def require_all_steps(
     """Raises TrainingError when servers lack steps of a worker at the end of a fit.
 
     Args:
-        state: The reports of the workers.
+        record: The reports of the workers.
         positions: The last step of each partition that all servers have applied.
         epochs: Of the fit.
         batch_size: Rows of a step.
         steps_per_epoch: Steps of an epoch; None means those of all rows.
         most_steps: Steps of an epoch at most; None does not limit them.
     """
-    for rank, started in sorted(state.started.items()):
+    for rank, started in sorted(record.started.items()):
         rows = started.training_rows
         steps = steps_per_epoch if steps_per_epoch and rows else -(-rows // batch_size)
         expected = epochs * (steps if most_steps is None else min(steps, most_steps))
@@ -476,6 +385,28 @@ def require_all_steps(
                 "parameter server was lost after the worker had finished, its last snapshot had not been written: look "
                 "at the disk of the folder for temporary files. Fit again."
             )
+
+
+def failure_of(rank: int, summary: str, record: FitRecord, *, step: int | None) -> WorkerFailure:
+    """Returns the failure of a rank that said nothing of it itself."""
+    started = record.started.get(rank)
+    return WorkerFailure(
+        summary,
+        rank=rank,
+        host="its host" if started is None else started.host,
+        executor="" if started is None else started.executor,
+        step=step,
+    )
+
+
+def _vanished(record: FitRecord, job_error: Exception | None) -> int | None:
+    """Returns the rank that vanished with its Spark task, or None where each has said something."""
+    reported = {failure.rank for failure in record.failures}
+    gone = [event.rank for event in record.gone if event.rank not in reported]
+    executor, partition = lost_with(str(job_error))
+    on_it = [rank for rank, started in sorted(record.started.items()) if executor and started.executor == executor]
+    # Connections end in any order: those of ranks that were left alone may do so first.
+    return next(iter([*on_it, *(rank for rank in gone if rank == partition), *gone]), None)
 
 
 def as_error(failure: RankFailure) -> ElephantError:

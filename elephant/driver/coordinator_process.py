@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elephant.checkpoint.state import FitState
+from elephant.driver.asynchronous_fit import AsynchronousFit
 from elephant.driver.coordinator import Coordinator
 from elephant.driver.coordinator_policy import SynchronousPolicy
-from elephant.driver.launch import AsynchronousFit
 from elephant.driver.server_processes import DriverServers, parts_of
 from elephant.monitor.channel import Channel
-from elephant.monitor.events import EventLog, FilesLeft, ServerCounts, StateSaved, TrainingFinished
+from elephant.monitor.event_log import EventLog
+from elephant.monitor.events import FilesLeft, ServerCounts, StateSaved, TrainingFinished
 from elephant.net.buffers import portable
 from elephant.net.stream import Listener
 from elephant.rank.__main__ import end, main
@@ -53,18 +54,18 @@ class BarrierTasks:
     @property
     def running(self) -> bool:
         """True if a rank has more to say."""
-        return len(self._recording.ended) < self._num_ranks
+        return len(self._recording.record.ended) < self._num_ranks
 
 
 class CoordinatorProgram(Program):
     """Program that listens to ranks in the driver's place, from the moment on at which they have met."""
 
     def load(self, block: bytes) -> bytes:
-        """Leaves the job as it came: to load it takes longer than a rank may wait that has failed."""
+        """Returns the job as it came: a rank that has failed may not wait as long as it takes to load it."""
         return block
 
     def prepare(self) -> None:
-        """Nothing that would keep ranks waiting."""
+        """Prepare nothing, which would keep ranks waiting."""
 
     def start(self, job: bytes, block: bytes, on_dismissed: Callable[[], None]) -> bytes:
         """Listens until all ranks have ended, or one has failed; returns the record."""
@@ -130,7 +131,7 @@ class AsynchronousCoordinatorProgram(CoordinatorProgram):
                 )
             )  # fmt: skip
             _listen(running.coordinator, place, channel, recording)
-            if not running.coordinator.state.failures:
+            if not running.coordinator.record.failures:
                 result = running.result()
                 recording.show(ServerCounts(rank=0, statistics=result.statistics))
                 arrays = tuple(portable(variable) for variable in result.variables)

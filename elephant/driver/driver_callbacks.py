@@ -22,10 +22,12 @@ from elephant.modeling.variables import (
     on_cpu,
 )
 from elephant.monitor.events import EpochEnded, EpochPart
-from elephant.rank.callbacks import RemoteFiles, check_callbacks, listens, updated_results
+from elephant.rank.callback_rules import EPOCH_EVENTS, check_callbacks, reads_weights
 from elephant.rank.checkpoints import continue_files, restore_states, states_of
 from elephant.rank.input.tensors import blank_batch
 from elephant.rank.job import TrainingJob, as_numbers
+from elephant.rank.metrics.metric_sums import updated_results
+from elephant.rank.remote_files import RemoteFiles
 from elephant.storage.folder import Folder, folder_at
 from elephant.training.warmup import LearningRateWarmup
 
@@ -34,17 +36,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 RowShapes = Mapping[str, Sequence[int]]
-
-# What they do at the end of an epoch follows from its numbers alone.
-_WITHOUT_WEIGHTS = (
-    keras.callbacks.CSVLogger,
-    keras.callbacks.History,
-    keras.callbacks.LearningRateScheduler,
-    keras.callbacks.ReduceLROnPlateau,
-    keras.callbacks.RemoteMonitor,
-    keras.callbacks.TerminateOnNaN,
-)
-EPOCHS = ("on_epoch_begin", "on_epoch_end")
 
 
 class EpochSummaries:
@@ -192,7 +183,7 @@ class DriverCallbacks:
         self._refresh = refresh
         self._set_rate = set_rate
         self._stop = stop
-        self._needs_weights = any(reads_weights(callback, *EPOCHS) for callback in callbacks)
+        self._needs_weights = any(reads_weights(callback, *EPOCH_EVENTS) for callback in callbacks)
         self._remote = RemoteFiles(callbacks, folder_of)
         self._last = _LastOfAll()
         self._appending: list[tuple[keras.callbacks.CSVLogger, bool]] = []
@@ -278,15 +269,6 @@ class _LastOfAll(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self.logs = dict(logs or {})
-
-
-def reads_weights(callback: keras.callbacks.Callback, *events: str) -> bool:
-    """Returns whether a callback may look at weights at one of the events."""
-    if type(callback) is keras.callbacks.EarlyStopping:
-        return bool(callback.restore_best_weights)
-    if type(callback) is keras.callbacks.TensorBoard:
-        return bool(callback.histogram_freq or callback.embeddings_freq)
-    return listens(callback, *events) and type(callback) not in _WITHOUT_WEIGHTS
 
 
 class DriverEpochs:

@@ -1,7 +1,7 @@
 """Turns of callbacks on the driver in a synchronous fit: which run there, and what they ask for.
 
-They are those that look at epochs alone and do not decide about training; rank 0 waits for them at the end of each
-epoch (`elephant.rank.callbacks.DriverTurn`).
+The table of `elephant.rank.callback_rules` says which. Rank 0 waits for them at the end of each
+epoch (`elephant.rank.rank_callbacks.DriverTurn`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from keras.optimizers.schedules import LearningRateSchedule
 
 from elephant.checkpoint.state import FitState
 from elephant.data.schema import RowSpec
-from elephant.driver.driver_callbacks import EPOCHS, DriverCallbacks, reads_weights, try_batch
+from elephant.driver.driver_callbacks import DriverCallbacks, try_batch
 from elephant.errors import UnsupportedError, warn_user
 from elephant.modeling.variables import (
     constant_rate,
@@ -33,97 +33,14 @@ from elephant.modeling.variables import (
 )
 from elephant.monitor.events import CallbacksDone, CallbacksDue, EpochEnded
 from elephant.net.buffers import portable
-from elephant.rank.callbacks import BATCH_EVENTS, WRITERS, listens
+from elephant.rank.callback_rules import EPOCH_EVENTS, Place, is_of_tool, places_of, reads_weights, require_late
 from elephant.rank.checkpoints import states_of
 from elephant.rank.job import NUMBERS, WEIGHTS, TrainingJob, as_numbers, prepared_model
 from elephant.rank.shared_state import SharedState, assign, contents_of, names_of
 
-# They decide about training, and run on the ranks of a synchronous fit, beside what they decide about.
-_DECIDING = (
-    keras.callbacks.EarlyStopping,
-    keras.callbacks.LearningRateScheduler,
-    keras.callbacks.ReduceLROnPlateau,
-    keras.callbacks.SwapEMAWeights,
-    keras.callbacks.TerminateOnNaN,
-)
-# Of these, those that decide by numbers alone.
-_METRIC_CALLBACKS = (
-    keras.callbacks.EarlyStopping,
-    keras.callbacks.LearningRateScheduler,
-    keras.callbacks.ReduceLROnPlateau,
-)
 # Callbacks that a fit of this process has at the moment, by their ids.
 _in_use: set[int] = set()
 _reserving = threading.Lock()
-# Packages whose callbacks log to the run that the user has opened, and may look at batches for details of it.
-_TRACKERS = ("aim", "clearml", "comet_ml", "dvclive", "mlflow", "neptune", "optuna", "optuna_integration", "wandb")
-# A tuner's callbacks hold the tuner, which belongs to the driver; one keeps the weights of the best epoch.
-_TUNERS = ("keras_tuner",)
-
-
-def runs_on_driver(callback: keras.callbacks.Callback) -> bool:
-    """Returns whether a callback of a synchronous fit runs on the driver.
-
-    It does when it looks at epochs, and at the begin and end of training, alone. Those of Keras that decide about
-    training run on the workers, and those of experiment trackers and tuners on the driver.
-
-    >>> runs_on_driver(keras.callbacks.CSVLogger("log.csv")), runs_on_driver(keras.callbacks.EarlyStopping())
-    (True, False)
-    """
-    if isinstance(callback, _DECIDING):
-        return False
-    if isinstance(callback, WRITERS):
-        # A profile of TensorBoard is one of the process that trains.
-        often = getattr(callback, "save_freq", getattr(callback, "update_freq", "epoch")) != "epoch"
-        of_keras = next(kind for kind in type(callback).__mro__ if kind.__module__.startswith("keras."))
-        adds = not _is_of(_TRACKERS, callback) and any(
-            getattr(type(callback), event) is not getattr(of_keras, event) for event in BATCH_EVENTS
-        )
-        return not (often or adds or getattr(callback, "_should_trace", False))
-    return _belongs_to_driver(callback) or not listens(callback, *BATCH_EVENTS)
-
-
-def _belongs_to_driver(callback: keras.callbacks.Callback) -> bool:
-    return _is_of((*_TRACKERS, *_TUNERS), callback)
-
-
-def places_on_driver(callbacks: Sequence[keras.callbacks.Callback], shared: SharedState | None = None) -> set[int]:
-    """Returns the places of those callbacks of a synchronous fit that run on the driver.
-
-    They are those that `runs_on_driver`, but for those that share variables with the model: what they set has to be
-    set where the model is. As one of the user's own may put a number into the logs that one behind it
-    decides by, those behind it follow it there.
-
-    >>> class F1(keras.callbacks.Callback):
-    ...     def on_epoch_end(self, epoch, logs=None):
-    ...         logs["val_f1"] = 0.5
-    >>> stopping = keras.callbacks.EarlyStopping("val_f1", mode="max")
-    >>> sorted(places_on_driver([stopping, F1(), stopping]))
-    [1, 2]
-    """
-    places, follows = set[int](), False
-    for place, callback in enumerate(callbacks):
-        if shared is not None and shared.is_shared(place) and not _belongs_to_driver(callback):
-            continue
-        if runs_on_driver(callback) or (follows and isinstance(callback, _METRIC_CALLBACKS)):
-            places.add(place)
-            of_others = type(callback).__module__.startswith("keras.") or _is_of(_TRACKERS, callback)
-            follows = follows or not of_others
-    return places
-
-
-def _may_hear_later(callback: keras.callbacks.Callback) -> bool:
-    """Returns whether a callback may hear of epochs when training has ended, and weights and rate are others."""
-    if type(callback) is keras.callbacks.LambdaCallback:
-        return True
-    if isinstance(callback, keras.callbacks.TensorBoard):
-        return False
-    logs = _is_of(_TRACKERS, callback) and not isinstance(callback, WRITERS)
-    return logs or not reads_weights(callback, "on_train_begin", *EPOCHS)
-
-
-def _is_of(packages: Sequence[str], callback: keras.callbacks.Callback) -> bool:
-    return any(kind.__module__.partition(".")[0] in packages for kind in type(callback).__mro__)
 
 
 class SynchronousEpochs:
@@ -144,17 +61,17 @@ class SynchronousEpochs:
         self._job = job
         given = (*job.callbacks, *job.driver_callbacks)
         shared = SharedState(given, job.model, job.preprocessing.given)
-        on_driver = places_on_driver(job.callbacks, shared)
         if replayed:
-            on_driver = {place for place in on_driver if _may_hear_later(job.callbacks[place])}
-            _require_late(job.driver_callbacks)
-        self._places = [place for place in range(len(given)) if place in on_driver or place >= len(job.callbacks)]
+            require_late(job.driver_callbacks)
+        places = places_of(job.callbacks, shared.sharing, later=replayed)
+        places += [Place.DRIVER] * len(job.driver_callbacks)
+        self._places = [index for index, place in enumerate(places) if place is Place.DRIVER]
         self._all = list(given)
-        self._outside = _outside(given, self._places, shared)
+        self._outside = _outside(given, places, shared)
         self._changeable = {
             key: thing
             for place in self._places
-            if not _belongs_to_driver(given[place])
+            if not is_of_tool(given[place])
             for key, thing in shared.changeable(place).items()
         }
         self._own: list[keras.callbacks.Callback] = []
@@ -166,7 +83,7 @@ class SynchronousEpochs:
         self._rate: float | None = None
         self.told: str | None = None
         if self.callbacks and not replayed:
-            looks = any(reads_weights(callback, "on_train_begin", *EPOCHS) for callback in self.callbacks)
+            looks = any(reads_weights(callback, "on_train_begin", *EPOCH_EVENTS) for callback in self.callbacks)
             self.told = WEIGHTS if looks else NUMBERS
 
     @property
@@ -352,43 +269,31 @@ class SynchronousEpochs:
         _release(self._own)
 
 
-def _outside(callbacks: Sequence[keras.callbacks.Callback], on_driver: Sequence[int], shared: SharedState) -> list[Any]:
+def _outside(callbacks: Sequence[keras.callbacks.Callback], places: Sequence[Place], shared: SharedState) -> list[Any]:
     """Returns the variables outside of the model that callbacks on the workers share with it.
 
     Raises:
         UnsupportedError: A callback shares variables with the model, and does not run where all of these are.
     """
     outside: dict[int, Any] = {}
-    for place, callback in enumerate(callbacks):
-        name, here = type(callback).__name__, place in on_driver
-        if _belongs_to_driver(callback):
+    for index, (callback, place) in enumerate(zip(callbacks, places, strict=True)):
+        name, here = type(callback).__name__, place is Place.DRIVER
+        if is_of_tool(callback):
             continue
-        if shared.is_shared(place) and (here or isinstance(callback, WRITERS)):
+        if shared.is_shared(index) and place is not Place.ALL_RANKS:
             raise UnsupportedError(
-                f"callbacks: expected {name}, which runs on {'the driver' if here else 'rank 0'}, to share no variable "
-                f"with the model. Received: {names_of(shared.outside(place)) or 'one that the model uses'}, of which "
+                f"callbacks: expected {name}, which runs on {place.value}, to share no variable "
+                f"with the model. Received: {names_of(shared.outside(index)) or 'one that the model uses'}, of which "
                 "each worker has its own. Set it in a callback of your own in callbacks, which runs on all workers."
             )
-        if not here and shared.of_model(place):
+        if not here and shared.of_model(index):
             raise UnsupportedError(
                 f"callbacks: expected {name}, which runs on the workers, to reach the model as self.model. Received: "
-                f"one that reaches {names_of(shared.of_model(place))} of the model that you passed, by a name of "
+                f"one that reaches {names_of(shared.of_model(index))} of the model that you passed, by a name of "
                 "its own. Each worker trains another copy of the model."
             )
-        outside |= {} if here else {id(variable): variable for variable in shared.outside(place)}
+        outside |= {} if here else {id(variable): variable for variable in shared.outside(index)}
     return list(outside.values())
-
-
-def _require_late(callbacks: Sequence[keras.callbacks.Callback]) -> None:
-    """Raises UnsupportedError for callbacks of Keras that make no sense when training has ended."""
-    for callback in callbacks:
-        writes = isinstance(callback, WRITERS) and not _may_hear_later(callback)
-        if writes or isinstance(callback, _DECIDING):
-            raise UnsupportedError(
-                f"driverCallbacks: {type(callback).__name__} looks at weights or decides about training, and executors "
-                "do not reach this driver, which hears of epochs when training has ended. Pass it in callbacks: it "
-                "then runs on the workers."
-            )
 
 
 def _reserved(callbacks: Sequence[keras.callbacks.Callback]) -> list[keras.callbacks.Callback]:

@@ -1,7 +1,7 @@
-"""Launchers: they start the ranks of a run, which a coordinator then listens to.
+"""Launchers: they start the ranks of a run, to which `elephant.driver.run_ranks` listens.
 
 Ranks that need each other run in a barrier stage, workers that go at their own pace in ordinary tasks, and ranks of a
-test as processes of this machine. The coordinator is here, or beside rank 0 where executors do not reach the driver.
+test as processes of this machine.
 """
 
 from __future__ import annotations
@@ -9,25 +9,19 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import secrets
-import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
 import pyarrow as pa
 
-from elephant.checkpoint.manager import CheckpointWriter
 from elephant.cluster.addresses import driver_addresses
 from elephant.cluster.executors import ExecutorAbsence, profile_of
 from elephant.cluster.spark_job import SparkJob
 from elephant.config import Timeouts
-from elephant.driver.coordinator import Coordinator, EventSource, RunningJob
-from elephant.driver.coordinator_policy import DriverTurns, SynchronousPolicy
-from elephant.monitor.channel import Channel
-from elephant.monitor.progress import Progress
+from elephant.driver.coordinator import RunningJob
 from elephant.task.rank_task import RankTask, run_partition, run_worker
 from elephant.task.specs import RunContext, ServerAddresses, TaskSpec
 
@@ -52,13 +46,6 @@ class RankJob(RunningJob, Protocol):
         """Ends the ranks."""
 
 
-class EventChannel(EventSource, Protocol):
-    """Source of events that can tell ranks that the run is over."""
-
-    def dismiss(self) -> None:
-        """Tells all ranks that the run is over."""
-
-
 class Launcher(ABC):
     """Starts the ranks of one run."""
 
@@ -79,6 +66,10 @@ class Launcher(ABC):
     def watch(self, timeouts: Timeouts) -> Callable[[], None] | None:
         """Returns a function that raises ClusterError where the ranks can never end; None where that cannot be."""
         return None
+
+    def close(self) -> None:
+        """Ends ranks that may outlive the run; of a Spark job none do."""
+        return
 
 
 class SparkLauncher(Launcher):
@@ -139,7 +130,7 @@ class SparkTaskLauncher(SparkLauncher):
 
 
 class LocalLauncher(Launcher):
-    """Starts ranks as processes of this machine, without Spark; use it in a ``with`` block.
+    """Starts ranks as processes of this machine, without Spark.
 
     Args:
         rows: Record batches of each rank, of which there are as many.
@@ -156,10 +147,7 @@ class LocalLauncher(Launcher):
         self._closing.callback(job.close)
         return job
 
-    def __enter__(self) -> LocalLauncher:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._closing.close()
 
 
@@ -243,64 +231,3 @@ class LocalContext:
     def resources(self) -> dict[str, Any]:
         """Returns nothing: there are no devices."""
         return {}
-
-
-@contextlib.contextmanager
-def open_channel(addresses: tuple[str, str], timeouts: Timeouts) -> Iterator[tuple[RunContext, Channel]]:
-    """Opens the channel of a new run in this process, for the ``with`` block.
-
-    Args:
-        addresses: `Launcher.addresses`.
-        timeouts: How long waits may last.
-    """
-    run_id, token = uuid.uuid4().hex, secrets.token_bytes(32)
-    advertised, bind = addresses
-    with Channel(bind_host=bind, token=token, run_id=run_id, timeouts=timeouts) as channel:
-        yield RunContext(run_id=run_id, token=token, driver=(advertised, channel.port)), channel
-
-
-def coordinate(
-    launcher: Launcher, spec: TaskSpec, run: RunContext, channel: EventChannel, coordinator: Coordinator
-) -> RankJob:
-    """Starts the ranks of a run, and has a coordinator listen until they have ended; returns them.
-
-    Args:
-        launcher: Starts the ranks.
-        spec: What the run asks for.
-        run: Which attempt this is.
-        channel: Where the ranks report.
-        coordinator: Listens there, and knows afterwards whether they have failed.
-    """
-    job = launcher.start(spec, run)
-    try:
-        coordinator.until_ended(job, launcher.watch(spec.timeouts))
-    finally:
-        job.cancel()
-        channel.dismiss()
-        coordinator.bring_files()
-    return job
-
-
-def coordinate_here(
-    launcher: Launcher,
-    spec: TaskSpec,
-    progress: Progress,
-    checkpoint_writer: CheckpointWriter | None = None,
-    turns: DriverTurns | None = None,
-) -> tuple[Coordinator, RankJob]:
-    """Runs ranks that need each other to their end, with the coordinator in this process.
-
-    Args:
-        launcher: Starts the ranks.
-        spec: What the run asks for.
-        progress: Shown what happens.
-        checkpoint_writer: Writes checkpoints; None makes none.
-        turns: Runs callbacks on the driver; None where there are none.
-
-    Returns:
-        The coordinator, which knows the outcome, and the ranks.
-    """
-    with open_channel(launcher.addresses, spec.timeouts) as (run, channel):
-        policy = SynchronousPolicy(progress, turns, channel.answer)
-        coordinator = Coordinator(channel, progress, policy, checkpoint_writer)
-        return coordinator, coordinate(launcher, spec, run, channel, coordinator)

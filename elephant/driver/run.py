@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from elephant.backends import VARIABLE
 from elephant.cluster.gpu_plan import ResourcePlan, ResourceRequest
 from elephant.cluster.session import environment
 from elephant.collective import api
@@ -210,7 +211,8 @@ def _run_on_spark(
     from elephant.cluster.checks.preflight import Requirements, preflight_checked
     from elephant.cluster.row_source import FrameRows
     from elephant.cluster.spark_job import counted, described
-    from elephant.driver.launch import call_ranks
+    from elephant.driver.coordinator_location import barrier_attempts
+    from elephant.driver.run_ranks import RETRIES, results_of, run_ranks
     from elephant.monitor.progress import Progress
 
     call = pickled_call(fn, args, kwargs)
@@ -226,7 +228,11 @@ def _run_on_spark(
     about = f"elephant run: {counted(request.num_workers, 'worker')}"
     with described(session, about), preflight_checked(session, needs, progress.note) as plan:
         rows = FrameRows(session.range(0, plan.slots_needed, 1, plan.slots_needed))
-        results = call_ranks(rows, function_spec(call, plan, timeouts, env, progress.shows_output), progress)
+        spec = function_spec(call, plan, timeouts, env, progress.shows_output)
+        attempt_on = barrier_attempts(
+            session, spec, progress, result=functools.partial(results_of, spec.plan.world_size)
+        )
+        results = run_ranks(rows, spec, progress, attempt_on, RETRIES)
     return [unpickled(result, rank) for rank, result in enumerate(results)]
 
 
@@ -276,7 +282,7 @@ def _session(num_workers: int) -> SparkSession:
 def _keras_backend() -> str | None:
     """Returns the backend of the driver's Keras, or None when Keras is not in use here and nothing names one."""
     keras = sys.modules.get("keras")
-    return os.environ.get("KERAS_BACKEND") if keras is None else str(keras.config.backend())
+    return os.environ.get(VARIABLE) if keras is None else str(keras.config.backend())
 
 
 def pickler() -> Callable[[Any], bytes]:

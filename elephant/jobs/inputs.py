@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from elephant.modeling.model_spec import ModelSpec
     from elephant.spark.estimator import KerasEstimator
+    from elephant.spark.file_formats import Files
     from elephant.spark.model import KerasModel
-    from elephant.spark.training_data import Files
 
 DEFAULT_FORMAT = "parquet"
 # What a job can do with a DataFrame, and not with files that executors read.
@@ -49,7 +49,7 @@ def read_rows(session: SparkSession, settings: Mapping[str, Any]) -> DataFrame |
             f"direct: expected only data, format and schema beside it: executors read whole files. "
             f"Received: {', '.join(key_of(name) for name in given)}."
         )
-    from elephant.spark.training_data import Files
+    from elephant.spark.file_formats import Files
 
     return Files(settings["data"], format=settings.get("format"), schema=settings.get("schema"))
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from elephant.backends import log_levels
 from elephant.cluster.session import require_master
 from elephant.cluster.spark_job import SparkWords
 from elephant.errors import (
@@ -39,9 +40,6 @@ WRONG_ARGUMENTS = 2
 TRY_AGAIN = 3
 INTERRUPTED = 130
 _PYTHON_ERROR = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Failure): .*", re.MULTILINE)
-
-# What of TensorFlow's chatter can be turned off, on the driver as on the workers.
-QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "1"}
 
 
 def code_of(error: BaseException) -> int:
@@ -104,8 +102,7 @@ class JobKind:
 
 def submit(job: JobKind, words: Sequence[str]) -> int:
     """Runs a job and returns its exit code; the last line on standard output is its result as JSON."""
-    for name, value in QUIET.items():
-        os.environ.setdefault(name, value)
+    leave_out_warnings()
     script = f"{job.name}.py"
     try:
         settings = read_settings(script, job.description, settings_of(job.name), words)
@@ -121,6 +118,12 @@ def submit(job: JobKind, words: Sequence[str]) -> int:
     sys.stdout.write(json_line(result) + "\n")
     sys.stdout.flush()
     return DONE
+
+
+def leave_out_warnings() -> None:
+    """Has frameworks log errors alone on the driver, as on the workers, unless the environment says otherwise."""
+    for name, value in log_levels("2").items():
+        os.environ.setdefault(name, value)
 
 
 def _run(job: JobKind, settings: Mapping[str, Any]) -> Any:

@@ -157,7 +157,7 @@ def train(session: SparkSession, settings: Mapping[str, Any]) -> dict[str, list[
     Raises:
         FileExistsError: There is something at the output that is not to be replaced.
     """
-    from elephant.spark.fit import require_own_folder
+    from elephant.spark.fit import open_checkpoints
     from elephant.spark.params import fit_config
     from elephant.spark.saving.persistence import history_of
 
@@ -171,7 +171,7 @@ def train(session: SparkSession, settings: Mapping[str, Any]) -> dict[str, list[
     with contextlib.ExitStack() as keeping:
         if "checkpointPath" in settings:
             # A fit that is refused must not leave its settings beside the checkpoints of another one.
-            require_own_folder(session, fit_config(estimator))
+            open_checkpoints(session, fit_config(estimator))
             keeping.enter_context(keeping_job(session, settings))
         fitted = estimator.fit(cast("DataFrame", rows))
     with output.staged() as path:

@@ -26,6 +26,7 @@ from keras.src import layers as layers_of_keras
 from keras.src import models as models_of_keras
 from keras.src.saving.keras_saveable import KerasSaveable
 
+from elephant.backends import BACKENDS
 from elephant.errors import ConfigurationError
 from elephant.storage.folder import DAMAGES
 
@@ -49,7 +50,8 @@ KINDS = (
     *filter(None, [getattr(keras.quantizers, "QuantizationConfig", None)]),
 )
 # Layers that hold a program, or load one.
-PROGRAMS = ("FlaxLayer", "JaxLayer", "TFSMLayer", "TorchModuleWrapper")
+PROGRAMS = tuple(name for backend in BACKENDS.values() for name in backend.program_layers)
+BACKENDS_OPTIMIZERS = tuple(backend.optimizers for backend in BACKENDS.values() if backend.optimizers)
 _WITH_VOCABULARY = (keras.layers.StringLookup, keras.layers.IntegerLookup, keras.layers.TextVectorization)
 # Where Keras looks for functions of which a config tells the name alone, and where else there are some of arrays.
 _UNPLACED_FUNCTIONS = (
@@ -285,8 +287,8 @@ def _internal(module: str, name: str) -> Any:
     try:
         return vars(importlib.import_module(module)).get(name)
     except (ImportError, ValueError):
-        # PyTorch's optimizers, where it is not installed, are loaded as those of Keras: `elephant.modeling.model_spec`.
-        return vars(keras.optimizers).get(name) if module.startswith("keras.src.backend.torch.optimizers.") else None
+        # Optimizers of a backend that is not installed are loaded as Keras' own: `elephant.modeling.keras_archive`.
+        return vars(keras.optimizers).get(name) if module.startswith(BACKENDS_OPTIMIZERS) else None
 
 
 def _full_name(config: Mapping[str, Any], name: object) -> str:

@@ -22,13 +22,12 @@ from typing import Any, cast
 import keras
 import numpy as np
 
+from elephant.backends import BACKENDS, current
 from elephant.errors import ConfigurationError
 
 # Of lambdas, in the place of a name.
 LAMBDA = "lambda:"
 PLAIN = (str, int, float, bool, type(None))
-# Functions of these go by the name of Keras' own, where there is one.
-_BACKENDS = ("tensorflow", "jax", "torch")
 _FUNCTIONS_OF_KERAS = ("activations", "losses", "metrics", "initializers", "regularizers")
 STATEFUL = (keras.Variable, keras.metrics.Metric, keras.losses.Loss, keras.optimizers.Optimizer)
 # Metrics first, whose names are in a history.
@@ -130,7 +129,7 @@ def _with_functions(value: Any, made: dict[int, Callable[..., Any]]) -> Any:
     if not callable(value) or isinstance(value, known) or hasattr(value, "get_config"):
         return value
     # What it has traced does not travel.
-    traced = getattr(value, "python_function", None)
+    traced = current().python_function(value)
     try:
         stateless_copy(traced or value)
     except TypeError as error:
@@ -157,9 +156,7 @@ def _call(value: Callable[..., Any]) -> Callable[..., Any]:
 
 def _traced_call(function: Callable[..., Any]) -> Callable[..., Any]:
     def called(*labels_and_outputs: Any, **options: Any) -> Any:
-        import tensorflow as tf
-
-        return tf.function(function)(*labels_and_outputs, **options)
+        return current().compiled(function)(*labels_and_outputs, **options)
 
     return called
 
@@ -323,7 +320,8 @@ def _is_custom(name: str, value: Any) -> bool:
         return False
     if name in keras.saving.get_custom_objects():
         return False
-    is_of_backend = str(value.__module__).split(".")[0] in _BACKENDS
+    # Functions of these go by the name of Keras' own, where there is one.
+    is_of_backend = str(value.__module__).split(".")[0] in BACKENDS
     return not (is_of_backend and any(hasattr(getattr(keras, kind), name) for kind in _FUNCTIONS_OF_KERAS))
 
 
@@ -376,7 +374,7 @@ def stateless_copy(value: Any) -> Any:
     memo: dict[int, Any] = {}
     copied = copy.deepcopy(value, memo)
     cells = [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]
-    of_backend = str(type(value).__module__).split(".")[0] in _BACKENDS and not keras.ops.is_tensor(value)
+    of_backend = str(type(value).__module__).split(".")[0] in BACKENDS and not keras.ops.is_tensor(value)
     if of_backend or any(isinstance(part, (keras.layers.Layer, *STATEFUL)) for part in (*memo.values(), *cells)):
         raise TypeError(f"an attribute of {type(value).__qualname__} holds layers, or state of the backend.")
     return copied

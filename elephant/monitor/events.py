@@ -1,14 +1,14 @@
-"""Events that ranks send to their coordinator, and the log that a coordinator on an executor keeps of them.
+"""Events that ranks send to their coordinator, and those that coordinators make themselves.
 
-A coordinator beside rank 0 hears all that the driver would hear.
-Its record comes to the driver with the results of the run.
+A class here is all that it takes for an event to travel: frames, their checks, the log of a coordinator beside rank 0
+and the event file follow from it. `elephant.monitor.record.FitRecord` remembers what there is to know of it afterwards.
 """
 
 from __future__ import annotations
 
+import enum
 import functools
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, ClassVar, get_type_hints
 
@@ -19,18 +19,43 @@ from elephant.errors import ProtocolError
 from elephant.net.buffers import portable
 from elephant.net.frames import HEADER_BYTES, Limits, Message, decode, decode_header, encode, require
 
-# Of one event: a trained model is the largest. Whoever sends one has shown that it belongs to the run.
+# One event may be so large, because a trained model is one. Its sender has shown that it belongs to the run.
 LIMITS = Limits(max_manifest_bytes=16 * 2**20, max_payload_bytes=64 * 2**30)
 
-_MAX_PRINTED = 500
+
+class Logged(enum.Enum):
+    """Selection of the events of a class that the log of a coordinator beside rank 0 keeps."""
+
+    ALL = "all"
+    FIRST = "the first ones, up to a number"
+    LAST = "the last one of each rank"
+    NONE = "none"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something that happened on a rank."""
+    """Something that happened on a rank.
+
+    Attributes:
+        from_rank: Whether ranks send it; from them, others are refused.
+        logged: Which ones of its class a log keeps.
+        line: Name of its line in an event file; empty where it has none.
+    """
 
     rank: int
     arrays: ClassVar[Sequence[np.ndarray]] = ()
+    from_rank: ClassVar[bool] = True
+    logged: ClassVar[Logged] = Logged.ALL
+    line: ClassVar[str] = ""
+
+    @property
+    def num_arrays(self) -> int | None:
+        """Number of its arrays, as far as its fields say it; None where they do not."""
+        return None
+
+    def line_values(self) -> dict[str, Any]:
+        """Returns the values of its line in an event file, by name."""
+        return vars(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +76,7 @@ class TaskStarted(Event):
 class Started(Event):
     """The rank has its rows and its peers, and begins to train."""
 
+    line: ClassVar[str] = "worker_begin"
     host: str
     device: str  # what it computes on, as the plan shows it
     threads: int
@@ -69,6 +95,7 @@ class Started(Event):
 class StepEnded(Event):
     """The rank has ended a step; steps count from one, logs are its own."""
 
+    logged: ClassVar[Logged] = Logged.LAST
     epoch: int
     step: int
     steps: int
@@ -93,6 +120,7 @@ class EpochEnded(Event):
 class CallbacksDue(Event):
     """Training begins, or all ranks have ended an epoch: rank 0 waits until callbacks on the driver have run."""
 
+    logged: ClassVar[Logged] = Logged.NONE
     epoch: int | None  # from zero; None when training begins
     steps: int  # of an epoch
     logs: dict[str, Any]  # all ranks' together
@@ -109,6 +137,7 @@ class CallbacksDue(Event):
 class CallbacksDone(Event):
     """Answer to `CallbacksDue`, from the driver to rank 0: what the callbacks ask for."""
 
+    from_rank: ClassVar[bool] = False
     stop: bool
     logs: dict[str, Any]  # as the callbacks have left them
     learning_rate: float | None = None  # None leaves it as it is
@@ -120,6 +149,7 @@ class CallbacksDone(Event):
 class RankEpoch(Event):
     """The rank has ended an epoch, counted from zero: what its seconds went into."""
 
+    line: ClassVar[str] = "worker_epoch"
     epoch: int
     rows: int  # training rows of its own
     seconds: float  # of the epoch, with validation and callbacks
@@ -146,11 +176,16 @@ class RankTrace(Event):
     # those of exchanges and of waiting for rows
     arrays: Sequence[np.ndarray] = field(default=(), compare=False)  # type: ignore[misc]
 
+    @property
+    def num_arrays(self) -> int | None:
+        return 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class EpochPart(Event):
     """One worker of an asynchronous fit has ended an epoch of its own; workers' parts make the epoch's numbers."""
 
+    logged: ClassVar[Logged] = Logged.NONE
     epoch: int
     rows: int  # training rows that the sums are of: fewer than the worker has, where it began in mid-epoch
     val_rows: int  # validation rows that the sums are of
@@ -164,11 +199,16 @@ class EpochPart(Event):
     # empty where there were no rows
     arrays: Sequence[np.ndarray] = field(default=(), compare=False)  # type: ignore[misc]
 
+    @property
+    def num_arrays(self) -> int | None:
+        return 2 if self.rows or self.val_rows else None
+
 
 @dataclass(frozen=True, kw_only=True)
 class Printed(Event):
     """Lines that the rank's process has printed; left_out counts lines that were too many since the last time."""
 
+    logged: ClassVar[Logged] = Logged.FIRST
     host: str
     lines: list[str]
     left_out: int = 0
@@ -198,15 +238,22 @@ class TrainingFinished(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class RunNote(Event):
-    """A line about the run as a whole, of the coordinator beside rank 0."""
+    """A line about the run as a whole, of its coordinator."""
 
+    from_rank: ClassVar[bool] = False
+    line: ClassVar[str] = "note"
     text: str
+    rank: int = 0
+
+    def line_values(self) -> dict[str, Any]:
+        return {"text": self.text}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerCounts(Event):
     """Counts of parameter servers beside rank 0."""
 
+    from_rank: ClassVar[bool] = False
     statistics: dict[str, Any]
 
 
@@ -214,11 +261,16 @@ class ServerCounts(Event):
 class StateSaved(Event):
     """An epoch has ended from which the fit could go on; see `elephant.checkpoint.state.FitState`."""
 
+    logged: ClassVar[Logged] = Logged.LAST
     epochs: int
     history: dict[str, Any]  # one number per epoch and metric
     facts: dict[str, Any]
     names: Sequence[str]
     arrays: Sequence[np.ndarray] = field(default=(), compare=False)  # type: ignore[misc]
+
+    @property
+    def num_arrays(self) -> int | None:
+        return len(self.names)
 
     @classmethod
     def of(cls, state: FitState, *, rank: int) -> StateSaved:
@@ -249,6 +301,10 @@ class FilesLeft(Event):
     # contents, bytes as uint8
     arrays: Sequence[np.ndarray] = field(default=(), compare=False)  # type: ignore[misc]
 
+    @property
+    def num_arrays(self) -> int | None:
+        return len(self.names)
+
     @classmethod
     def of(
         cls, files: Mapping[str, bytes], left_out: Sequence[str], *, rank: int, of_coordinator: bool = False
@@ -274,6 +330,8 @@ class Arrived(Event):
 @dataclass(frozen=True, kw_only=True)
 class Finished(Event):
     """The rank has nothing more to say and waits for an answer."""
+
+    logged: ClassVar[Logged] = Logged.NONE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -308,6 +366,7 @@ class RankFailure(Event):
 class RankSilent(Event):
     """The driver has heard nothing from the rank for too long. Made by the driver itself."""
 
+    from_rank: ClassVar[bool] = False
     silent_s: float
 
 
@@ -315,6 +374,7 @@ class RankSilent(Event):
 class TaskSilent(TaskStarted):
     """The driver has heard nothing from the rank's Spark task for too long. Made by the driver itself."""
 
+    from_rank: ClassVar[bool] = False
     silent_s: float
 
 
@@ -322,40 +382,19 @@ class TaskSilent(TaskStarted):
 class RankGone(Event):
     """The rank's connection ended without a word: it failed, was ended or died. Made by the driver itself."""
 
-
-_WITH_ARRAYS = (CallbacksDone, CallbacksDue, EpochPart, FilesLeft, RankTrace, StateSaved, TrainingFinished)
-
-
-_BY_NAME: dict[str, type[Event]] = {
-    kind.__name__: kind
-    for kind in (
-        Alive,
-        TaskStarted,
-        Started,
-        StepEnded,
-        EpochEnded,
-        CallbacksDue,
-        RankEpoch,
-        RankTrace,
-        EpochPart,
-        StateSaved,
-        Printed,
-        StopRequested,
-        Serving,
-        TrainingFinished,
-        FilesLeft,
-        Arrived,
-        Finished,
-        RankFailure,
-    )  # fmt: skip
-}
+    from_rank: ClassVar[bool] = False
 
 
-# What travels in the record of a coordinator beside rank 0, or to ranks: besides what ranks say, what it says.
-_RECORDED = {
-    **_BY_NAME,
-    **{kind.__name__: kind for kind in (CallbacksDone, RunNote, ServerCounts, RankSilent, RankGone)},
-}
+def _subclasses(kind: type[Event]) -> Iterator[type[Event]]:
+    for own in kind.__subclasses__():
+        yield own
+        yield from _subclasses(own)
+
+
+_KINDS = {kind.__name__: kind for kind in _subclasses(Event)}
+_FROM_RANKS = {name: kind for name, kind in _KINDS.items() if kind.from_rank}
+_WITH_ARRAYS = frozenset(kind for kind in _KINDS.values() if "arrays" in {part.name for part in fields(kind)})
+LINES = {kind.line: kind for kind in _KINDS.values() if kind.line}
 
 
 def to_message(event: Event) -> Message:
@@ -366,7 +405,7 @@ def to_message(event: Event) -> Message:
 
 def from_message(message: Message, *, recorded: bool = False) -> Event:
     """Returns the event that a frame carries; raises ProtocolError when it carries none."""
-    known = _RECORDED if recorded else _BY_NAME
+    known = _KINDS if recorded else _FROM_RANKS
     kind = known.get(str(message.kind))
     if kind is None:
         raise ProtocolError(f"expected one of the events {', '.join(known)}. Received: {message.kind!r}.")
@@ -374,8 +413,8 @@ def from_message(message: Message, *, recorded: bool = False) -> Event:
     require(values, annotations, kind.__name__, optional=optional)
     if kind not in _WITH_ARRAYS:
         return kind(**values)
-    event = kind(**values, arrays=message.arrays)
-    expected = _num_arrays(event)
+    event = kind(**{**values, "arrays": message.arrays})
+    expected = event.num_arrays
     if expected is not None and len(event.arrays) != expected:
         raise ProtocolError(f"expected {kind.__name__} with {expected} arrays. Received: {len(event.arrays)}.")
     return event
@@ -384,81 +423,15 @@ def from_message(message: Message, *, recorded: bool = False) -> Event:
 @functools.cache
 def _form(name: str) -> tuple[dict[str, Any], frozenset[str]]:
     """Returns the annotations of the fields of an event of that name, and the names of those that have a default."""
-    kind = _RECORDED[name]
+    kind = _KINDS[name]
     annotations, parts = get_type_hints(kind), [part for part in fields(kind) if part.name != "arrays"]
     optional = {part.name for part in parts if (part.default, part.default_factory) != (MISSING, MISSING)} - {"rank"}
     return {part.name: annotations[part.name] for part in parts}, frozenset(optional)
 
 
-def _num_arrays(event: Event) -> int | None:
-    """Returns how many arrays an event has, as far as its fields say it."""
-    if isinstance(event, RankTrace):
-        return 1
-    if isinstance(event, EpochPart):
-        return 2 if event.rows or event.val_rows else None
-    return len(event.names) if isinstance(event, FilesLeft | StateSaved) else None
-
-
 def _fields(event: Event) -> dict[str, Any]:
-    # Not asdict, which would copy the arrays.
+    # asdict would copy the arrays.
     return {part.name: getattr(event, part.name) for part in fields(event)}
-
-
-_NOT_RECORDED = (CallbacksDue, EpochPart, Finished)
-
-
-class EventLog:
-    """Takes a run's events where `elephant.monitor.progress.Progress` would show them.
-
-    Of steps within an epoch, each rank's last one is kept; of states to go on from, the newest; of what ranks
-    print, the first 500 batches of lines.
-
-    Attributes:
-        ended: The ranks that have nothing more to say.
-    """
-
-    def __init__(self) -> None:
-        self._events: list[Event] = []
-        self._steps: dict[int, StepEnded] = {}
-        self._state: StateSaved | None = None
-        self._printed = 0
-        self._epoch_began = time.monotonic()
-        self.ended: set[int] = set()
-
-    def show(self, event: Event) -> None:
-        """Takes an event."""
-        if isinstance(event, Finished | RankFailure | RankGone):
-            self.ended.add(event.rank)
-        if isinstance(event, Started):
-            self._epoch_began = time.monotonic()
-        if isinstance(event, EpochEnded):
-            event = self._timed(event)
-        if isinstance(event, RankTrace):
-            event = replace(event, heard=time.time())
-        if isinstance(event, StepEnded):
-            self._steps[event.rank] = event
-        elif isinstance(event, Printed):
-            self._printed += 1
-            if self._printed <= _MAX_PRINTED:
-                self._events.append(event)
-        elif isinstance(event, StateSaved):
-            self._state = event
-        elif not isinstance(event, _NOT_RECORDED):
-            self._events.append(event)
-
-    def _timed(self, epoch: EpochEnded) -> EpochEnded:
-        now = time.monotonic()
-        seconds, self._epoch_began = now - self._epoch_began, now
-        return replace(epoch, seconds=seconds)
-
-    def note(self, text: str) -> None:
-        """Takes a line about the run as a whole."""
-        self._events.append(RunNote(rank=0, text=text))
-
-    def to_bytes(self) -> bytes:
-        """Returns the record as it travels: frames, one after the other."""
-        # Before the rest, where a failure looks for the step that its rank was in.
-        return packed([*self._steps.values(), *([] if self._state is None else [self._state]), *self._events])
 
 
 def packed(events: Sequence[Event]) -> bytes:

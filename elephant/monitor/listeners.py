@@ -11,28 +11,18 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from operator import methodcaller
 from typing import Any
 
 from packaging.version import Version
 
-from elephant.errors import first_line
-from elephant.monitor.events import (
-    EpochEnded,
-    Event,
-    RankEpoch,
-    RankFailure,
-    RankGone,
-    RankSilent,
-    RunNote,
-    Started,
-    StateSaved,
-    TaskSilent,
-)
+from elephant.monitor.events import EpochEnded, Event, StateSaved
+from elephant.monitor.record import FitRecord
 
 # A file is not written again for the end of an epoch where writing would take more than this part of the time.
 _WRITING = 0.05
 _QUICK_S = 0.05
-# What MLflow keeps of a param's value.
+# MLflow keeps so much of a param's value.
 _PARAM_CHARACTERS = 6000
 _LOGGED = "elephant.fit"
 
@@ -92,7 +82,13 @@ class FitListener:
 
 
 class Recorder(FitListener):
-    """Listener that takes every event as it comes, besides; those of this package alone."""
+    """Listener that takes every event as it comes, besides; those of this package alone.
+
+    Attributes:
+        record: What the events so far say together; set before the fit begins.
+    """
+
+    record: FitRecord
 
     def show(self, event: Event) -> None:
         """Takes an event."""
@@ -106,16 +102,17 @@ class Listeners:
         params: As `FitListener.fit_begin` gets them.
 
     Attributes:
+        record: What the events so far say together.
         fitted: The fitted model, when there is one.
     """
 
-    def __init__(self, listeners: Sequence[FitListener], params: Mapping[str, Any]) -> None:
+    def __init__(self, listeners: Sequence[FitListener] = (), params: Mapping[str, Any] | None = None) -> None:
         self._listeners = list(listeners)
-        self._params = params
-        self._lost: set[int] = set()
-        self._hosts: dict[int, str] = {}
-        self._epoch_began = time.monotonic()
+        self._params = params or {}
+        self.record = FitRecord(together=self._params.get("mode", "synchronous") == "synchronous")
         self.fitted: Any = None
+        for recorder in self._recorders:
+            recorder.record = self.record
 
     def __enter__(self) -> Listeners:
         self._tell(lambda listener: listener.fit_begin(self._params))
@@ -124,36 +121,28 @@ class Listeners:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self._tell(lambda listener: listener.fit_end(self.fitted, error), is_end=True)
 
-    def show(self, event: Event) -> None:
-        """Takes an event."""
-        self._tell(lambda listener: listener.show(event) if isinstance(listener, Recorder) else None)
-        if isinstance(event, Started):
-            self._lost.discard(event.rank)
-            self._hosts[event.rank] = event.host
-            self._epoch_began = time.monotonic()
-        elif isinstance(event, EpochEnded):
-            now = time.monotonic()
-            seconds = now - self._epoch_began if event.seconds is None else event.seconds
-            self._epoch_began = now
-            metrics = {name: value for name, value in event.logs.items() if isinstance(value, float)}
-            self._tell(lambda listener: listener.epoch_end(event.epoch, metrics, seconds))
-        elif isinstance(event, StateSaved):
-            self._tell(lambda listener: listener.checkpoint(event.epochs))
-        elif isinstance(event, RankFailure | RankGone | RankSilent | TaskSilent) and event.rank not in self._lost:
-            self._lose(event)
+    @property
+    def _recorders(self) -> list[Recorder]:
+        return [listener for listener in self._listeners if isinstance(listener, Recorder)]
 
-    def _lose(self, event: RankFailure | RankGone | RankSilent | TaskSilent) -> None:
-        if isinstance(event, RankFailure) and event.is_echo:
-            return
-        self._lost.add(event.rank)
-        if isinstance(event, RankFailure):
-            reason = first_line(f"{event.kind}: {event.message}")
-        elif isinstance(event, RankGone):
-            reason = "its connection has ended without a word"
-        else:
-            reason = f"nothing was heard from it for {event.silent_s:.0f} s"
-        host = getattr(event, "host", "") or self._hosts.get(event.rank, "")
-        self._tell(lambda listener: listener.worker_lost(event.rank, host, reason))
+    def show(self, event: Event) -> Event:
+        """Takes an event; returns it as `FitRecord.add` does."""
+        if not self._listeners:
+            return self.record.add(event)
+        num_losses = len(self.record.losses)
+        known = self.record.add(event)
+        self._tell(lambda listener: listener.show(event) if isinstance(listener, Recorder) else None)
+        if isinstance(known, EpochEnded):
+            self._tell_epoch(known)
+        elif isinstance(known, StateSaved):
+            self._tell(lambda listener: listener.checkpoint(known.epochs))
+        for loss in self.record.losses[num_losses:]:
+            self._tell(methodcaller("worker_lost", loss.rank, loss.host, loss.reason))
+        return known
+
+    def _tell_epoch(self, ended: EpochEnded) -> None:
+        metrics = {name: value for name, value in ended.logs.items() if isinstance(value, float)}
+        self._tell(lambda listener: listener.epoch_end(ended.epoch, metrics, ended.seconds or 0.0))
 
     def _tell(self, tell: Callable[[FitListener], None], *, is_end: bool = False) -> None:
         for listener in list(self._listeners):
@@ -175,8 +164,8 @@ class EventFile(Recorder):
     """Writes a line of JSON for each event of a fit.
 
     Each has ``event``, the name of a method of `FitListener`, ``time``, seconds since 1970, and the method's arguments;
-    besides, there are ``worker_begin``, ``worker_epoch`` and ``note``. What is not finite is null. See
-    ``docs/progress.md``; `elephant.monitor.summary.FitSummary.of_events` reads it.
+    besides, events that have a line by their class (`elephant.monitor.events.Event.line`) have one. What is not finite
+    is null. See ``docs/progress.md``; `elephant.monitor.summary.FitSummary.of_events` reads it.
 
     Args:
         write: Replaces the content of the file.
@@ -205,12 +194,8 @@ class EventFile(Recorder):
 
     def show(self, event: Event) -> None:
         # Written with what comes next.
-        if isinstance(event, Started):
-            self._add("worker_begin", **vars(event))
-        elif isinstance(event, RankEpoch):
-            self._add("worker_epoch", **vars(event))
-        elif isinstance(event, RunNote):
-            self._add("note", text=event.text)
+        if event.line:
+            self._add(event.line, **event.line_values())
 
     def epoch_end(self, epoch: int, metrics: Mapping[str, float], seconds: float) -> None:
         self._add("epoch_end", epoch=epoch, metrics=dict(metrics), seconds=round(seconds, 3))
@@ -265,7 +250,7 @@ class MlflowListener(FitListener):
             self._is_own = True
         self._run_id = run.info.run_id
         self._client.set_tag(self._run_id, _LOGGED, "begun")
-        # What is logged may not change: MLflow's own logging of estimators has been here before.
+        # Params may not be logged twice, and MLflow's own logging of estimators has been here before.
         known = self._client.get_run(self._run_id).data.params
         texts = {name: str(value)[:_PARAM_CHARACTERS] for name, value in params.items() if name not in known}
         self._mlflow.log_params(texts)
@@ -312,7 +297,7 @@ class MlflowListener(FitListener):
         from mlflow.models import infer_signature
 
         model, signature = fitted.model, None
-        # Of models without inputs of their own, or with strings, there is no example.
+        # Models without inputs of their own, or with strings, have no example.
         with contextlib.suppress(Exception):
             (given,) = model.inputs
             row = np.zeros((1, *(size or 1 for size in given.shape[1:])), given.dtype)

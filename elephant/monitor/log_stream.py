@@ -1,4 +1,4 @@
-"""Lines that workers print: split, limited in rate, and sent to the driver; those of TensorFlow's start left out."""
+"""Lines that workers print: split, limited in rate, and sent to the driver; those of frameworks' starts left out."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+from elephant.backends import BACKENDS, log_levels
 from elephant.config import Timeouts
 from elephant.errors import ElephantError
 from elephant.monitor.events import Finished, Printed, to_message
@@ -23,17 +24,9 @@ LONGEST = 2000
 _CUT = " ... (cut)"
 # Colours and movements of the cursor (ECMA-48).
 _ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|[@-Z\\-_])?")
-# What TensorFlow, and what it brings, say of themselves wherever they are imported, and where there is no GPU.
-_STAMP = r"([0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]+: )"
-# In what Python and grep -E both understand.
-_NOISE = re.compile(
-    rf"I0000 00:00:|{_STAMP}I |WARNING: All log messages before absl::InitializeLog|"
-    r"To enable the following instructions:|"
-    rf"([WE]0000 00:00:|{_STAMP}[WE] ).*"
-    r"(Unable to register cu|computation placer already registered|failed call to cuInit|cuda_diagnostics|TF-TRT)"
-)
-
-_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+_NOISY = [backend for backend in BACKENDS.values() if backend.noise]
+_NOISE = re.compile("|".join(backend.noise for backend in _NOISY))
+_ERRORS_ALONE = "3"
 _FILTERED_WITHIN_S = 1.0
 
 LINES_PER_S = 20.0
@@ -145,21 +138,23 @@ def is_noise(line: str) -> bool:
 
 @contextlib.contextmanager
 def quiet_imports() -> Iterator[None]:
-    """Leaves out what TensorFlow prints when the block imports it, unless the user has set ``TF_CPP_MIN_LOG_LEVEL``.
+    """Leaves out what a framework prints when the block imports it, unless the user has set its level of logs.
 
-    Most of it comes before TensorFlow knows its level, and from C++. So standard error goes through grep meanwhile: a
+    Most of TensorFlow's comes before it knows its level, and from C++. So standard error goes through grep meanwhile: a
     process of its own, by which the last words of a crash come out too.
     """
     grep = shutil.which("grep")
-    if grep is None or _LEVEL in os.environ or "tensorflow" in sys.modules:
+    levels = log_levels(_ERRORS_ALONE)
+    if grep is None or levels.keys() & os.environ or any(backend.name in sys.modules for backend in _NOISY):
         yield
         return
     with contextlib.ExitStack() as undoing:
         # A process without standard error has nothing to leave out.
         with contextlib.suppress(OSError):
             _pass_through([grep, "--line-buffered", "-vE", f"^({_NOISE.pattern})"], undoing)
-        os.environ[_LEVEL] = "3"
-        undoing.callback(os.environ.pop, _LEVEL, None)
+        os.environ.update(levels)
+        for name in levels:
+            undoing.callback(os.environ.pop, name, None)
         yield
 
 

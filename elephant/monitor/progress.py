@@ -1,4 +1,4 @@
-"""Progress of a fit on the driver: lines, history, and curves."""
+"""Progress of a fit on the driver: lines, and curves of its history."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from elephant.monitor.events import EpochEnded, Event, Printed, RunNote, Started, StepEnded
 from elephant.monitor.listeners import Listeners
@@ -25,35 +25,12 @@ if TYPE_CHECKING:
 
 # Part of a step, or of an epoch, by which ranks differ when one is called the slowest.
 _NOTED = 0.1
-# Of all workers together: each limits its own before it sends them.
+# The limit is for all workers together; each has limited its own lines before.
 _LINES_PER_S = 50.0
 _BURST_LINES = 1000
 # Ranks that take every step together print the same within a moment.
 _SAME_WITHIN_S = 2.0
 _MOST_REMEMBERED = 1000
-
-
-class History:
-    """Collects the logs of the epochs, in the form of Keras' ``History.history``.
-
-    >>> history = History()
-    >>> history.add({"loss": 0.5})
-    >>> history.add({"loss": 0.25, "val_loss": 0.3})
-    >>> history.as_dict()
-    {'loss': [0.5, 0.25], 'val_loss': [0.3]}
-    """
-
-    def __init__(self) -> None:
-        self._series: dict[str, list[float]] = {}
-
-    def add(self, logs: Mapping[str, Any]) -> None:
-        """Appends the numbers of one epoch."""
-        for name, value in logs.items():
-            self._series.setdefault(name, []).append(value)
-
-    def as_dict(self) -> dict[str, list[float]]:
-        """Returns a copy: name of the metric to one number per epoch."""
-        return {name: list(values) for name, values in self._series.items()}
 
 
 def save_curves(history: Mapping[str, Sequence[float]], path: str | Path) -> Path:
@@ -134,7 +111,7 @@ class Progress:
         listeners: Told of all events; None where there are none.
 
     Attributes:
-        notes: Lines about the fit as a whole, printed or not.
+        record: What the events so far say together.
     """
 
     def __init__(
@@ -149,21 +126,17 @@ class Progress:
     ) -> None:
         self._num_workers = num_workers
         self._epochs = epochs
-        self._listeners = listeners
+        self._listeners = Listeners() if listeners is None else listeners
+        self.record = self._listeners.record
         self._verbose = 1 if verbose == "auto" else verbose
         self._stream = stream
-        self._started: dict[int, Started] = {}
-        # The latest report of each rank of an epoch that has not ended.
-        self._steps: dict[int, StepEnded] = {}
-        self._ended_epochs = 0
+        self._shows_plan = True
         self._columns: list[str] = []
-        self._epoch_began = time.monotonic()
         self._moving = ""
         self._bucket = bucket or TokenBucket(per_second=_LINES_PER_S, burst=_BURST_LINES)
         self._left_out = 0
         self._printed: dict[str, tuple[int, float]] = {}
         self._warns_of_loss = True
-        self.notes: list[str] = []
 
     @property
     def shows_output(self) -> bool:
@@ -172,61 +145,55 @@ class Progress:
 
     def show(self, event: Event) -> None:
         """Prints what there is to say about an event; warns of the first epoch whose loss is not finite."""
-        if self._listeners is not None and not isinstance(event, RunNote):
-            self._listeners.show(event)
+        event = self._listeners.show(event)
+        if isinstance(event, StepEnded):
+            # Most events are steps.
+            if self._verbose == 1:
+                self._show_step(event)
+            return
         if isinstance(event, EpochEnded):
             self._watch_loss(event)
-        elif isinstance(event, RunNote):
-            self.note(event.text)
-        elif isinstance(event, Started) and event.note and event.note not in self.notes:
-            # It is a warning besides.
-            self.notes.append(event.note)
-        if self._verbose == 0:
-            return
-        if isinstance(event, Started):
-            is_new = event.rank not in self._started
-            self._started[event.rank] = event
-            self._ended_epochs = 0
-            # A worker that takes the place of a lost one changes nothing of the plan.
-            if is_new and len(self._started) == self._num_workers:
-                self._show_plan()
-        elif isinstance(event, StepEnded) and self._verbose == 1:
-            self._show_step(event)
-        elif isinstance(event, EpochEnded):
+        if self._verbose:
+            self._print(event)
+
+    def _print(self, event: Event) -> None:
+        if isinstance(event, EpochEnded):
             self._show_epoch(event)
         elif isinstance(event, Printed):
             self._show_output(event)
+        elif isinstance(event, RunNote):
+            self._write(event.text)
+        elif isinstance(event, Started) and self._shows_plan and len(self.record.started) == self._num_workers:
+            # A worker that takes the place of a lost one changes nothing of the plan.
+            self._shows_plan = False
+            self._show_plan()
 
     def note(self, text: str) -> None:
         """Prints one line about the fit as a whole."""
-        self.notes.append(text)
-        if self._listeners is not None:
-            self._listeners.show(RunNote(rank=0, text=text))
-        if self._verbose:
-            self._write(text)
+        self.show(RunNote(text=text))
 
     def _show_plan(self) -> None:
+        started = [start for _, start in sorted(self.record.started.items())]
         # A run of a function has no rows.
-        columns = 7 if any(event.training_rows for event in self._started.values()) else 5
-        titles = ("rank", "host", "executor", "device", "threads", "training rows", "validation rows")
-        rows: list[tuple[str, ...]] = [titles]
-        for rank in sorted(self._started):
-            event = self._started[rank]
-            numbers = (event.threads, event.training_rows, event.validation_rows)
-            rows.append((str(rank), event.host, event.executor, event.device, *(f"{number:,}" for number in numbers)))
-        rows = [row[:columns] for row in rows]
-        self._write("\n".join(_table(rows)))
-        warm = sum(event.warm for event in self._started.values())
+        columns = 7 if any(start.training_rows for start in started) else 5
+        rows: list[tuple[str, ...]] = [
+            ("rank", "host", "executor", "device", "threads", "training rows", "validation rows")
+        ]
+        for start in started:
+            numbers = (start.threads, start.training_rows, start.validation_rows)
+            rows.append(
+                (str(start.rank), start.host, start.executor, start.device, *(f"{number:,}" for number in numbers))
+            )
+        self._write("\n".join(_table([row[:columns] for row in rows])))
+        warm = sum(start.warm for start in started)
         if warm:
-            self._write(f"{warm} of {len(self._started)} processes were forked from waiting ones (warmWorkers)")
-        self._epoch_began = time.monotonic()
+            self._write(f"{warm} of {len(started)} processes were forked from waiting ones (warmWorkers)")
 
     def _show_step(self, event: StepEnded) -> None:
-        # What other ranks say comes by ways of its own: later than the end of the epoch, it may be.
-        if event.epoch < self._ended_epochs or not self._moves:
+        record = self.record
+        if record.steps.get(event.rank) is not event or not self._moves:
             return
-        self._steps[event.rank] = event
-        text = live_line(list(self._steps.values()), list(self._started.values()), self._epochs)
+        text = live_line(list(record.steps.values()), list(record.started.values()), self._epochs)
         if self._is_terminal:
             # A longer line would go on in the next one, and could not be written over.
             text = text[: shutil.get_terminal_size().columns - 1]
@@ -265,16 +232,11 @@ class Progress:
         return False
 
     def _show_epoch(self, event: EpochEnded) -> None:
-        self._ended_epochs = event.epoch + 1
-        self._steps = {rank: step for rank, step in self._steps.items() if step.epoch > event.epoch}
         if not self._columns:
             self._columns = [name for name, value in event.logs.items() if isinstance(value, float)]
             self._write("  ".join(["epoch".rjust(9), "seconds", *(name.rjust(_width(name)) for name in self._columns)]))
-        now = time.monotonic()
-        seconds = now - self._epoch_began if event.seconds is None else event.seconds
-        cells = [f"{event.epoch + 1}/{self._epochs}".rjust(9), f"{seconds:7.1f}"]
+        cells = [f"{event.epoch + 1}/{self._epochs}".rjust(9), f"{event.seconds or 0.0:7.1f}"]
         cells += [f"{event.logs.get(name, float('nan')):.4g}".rjust(_width(name)) for name in self._columns]
-        self._epoch_began = now
         self._write("  ".join(cells))
 
     def _watch_loss(self, event: EpochEnded) -> None:
@@ -306,7 +268,7 @@ class Progress:
         try:
             return bool(self._out().isatty())
         except (AttributeError, ValueError):
-            # What users put there, or a stream that is closed.
+            # Users may have put anything there; a stream may be closed.
             return False
 
     @property
@@ -367,7 +329,7 @@ def _slowest(steps: Sequence[StepEnded], *, together: bool) -> StepEnded | None:
 
 def _is_notebook(out: TextIO) -> bool:
     shell = getattr(builtins, "get_ipython", None)
-    # Not where its output goes to a file or a string.
+    # Output that goes to a file or a string is none of a notebook.
     return hasattr(shell and shell(), "kernel") and not isinstance(out, io.TextIOWrapper | io.StringIO)
 
 

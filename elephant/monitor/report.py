@@ -5,16 +5,17 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 # Colors that stand out from white and from each other, by lightness too.
 TRAINING, VALIDATION = "#1d4ed8", "#c2410c"
 _MARGIN = 4
-# Of a curve with axes: left of it and below.
+# Room for the axes of a curve, to its left and below.
 _AXIS_WIDTH, _AXIS_HEIGHT = 58, 24
 _TEXT, _RULE = "#475569", "#e2e8f0"
-# What a rank's seconds go into, with what it is called and its color.
+# Parts of a rank's seconds, each with its name and its color.
 PARTS = {
     "compute_s": ("computing", "#2563eb"),
     "exchange_s": ("exchanging", "#0f766e"),
@@ -24,10 +25,10 @@ PARTS = {
 # Length, color, and what is said of it.
 Bar = tuple[float, str, str]
 _LINE_WIDTH, _LINE_HEIGHT, _LABEL_WIDTH = 860, 22, 70
-# Of a time line: more could not be told apart.
+# More bars of a time line could not be told apart.
 _MOST_BARS = 2000
 _PAGE_STYLE = "body { margin: 0 auto; max-width: 1240px; padding: 1rem } html { background: #fff; color-scheme: light }"
-# Of the parts alone: in a notebook they stand beside others.
+# The style is for these parts alone: in a notebook they stand beside others.
 _STYLE = """
 .elephant-fit { font: 15px/1.5 system-ui, sans-serif; color: #1e293b; overflow-wrap: anywhere }
 .elephant-fit h1 { font-size: 1.4rem; line-height: 1.25; margin: 0 0 1rem }
@@ -90,43 +91,90 @@ def curve_svg(
     numbers = [value for line in lines.values() for value in line if is_number(value)]
     if not numbers:
         return ""
-    low, high, last = min(numbers), max(numbers), max(max(map(len, lines.values())) - 1, 1)
+    low, high, count = min(numbers), max(numbers), max(map(len, lines.values()))
     left, bottom = (_AXIS_WIDTH, _AXIS_HEIGHT) if has_axes else (_MARGIN, _MARGIN)
-    across, down = width - left - _MARGIN, height - bottom - _MARGIN
+    chart = Chart(
+        left=left,
+        top=_MARGIN,
+        across=width - left - _MARGIN,
+        down=height - bottom - _MARGIN,
+        most=max(count - 1, 1),
+        low=low,
+        high=high,
+    )
     parts = [f"<title>{html.escape(name)}: lowest {low:.4g}, highest {high:.4g}</title>"]
-    if has_axes:
-        parts += _axes(low, high, last + 1, left=left, across=across, down=down)
+    parts += _axes(chart, max(count, 2)) if has_axes else []
     for key, line in lines.items():
         color = TRAINING if key == name else VALIDATION
-        points = [
-            (
-                left + across * place / last,
-                _MARGIN + down * ((high - value) / (high - low) if high > low else 0.5),
-            )
-            for place, value in enumerate(line)
-            if is_number(value)
-        ]
-        corners = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        parts.append(f'<polyline points="{corners}" fill="none" stroke="{color}" stroke-width="1.5"/>')
-        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2" fill="{color}"/>' for x, y in points[-1:]]
+        points = [(epoch, value) for epoch, value in enumerate(line) if is_number(value)]
+        parts.append(chart.line(points, color))
+        parts += [chart.dot(*point, color) for point in points[-1:]]
+    return drawing(width, height, parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """Rectangle in a drawing of curves: numbers become places in it.
+
+    Args:
+        left: Pixels to its left.
+        top: Pixels above it.
+        across: Its width, in pixels.
+        down: Its height, in pixels.
+        most: The number at its right; zero is at its left.
+        low: The number at its bottom.
+        high: The number at its top; if it is the lowest one too, it is in the middle.
+    """
+
+    left: float
+    top: float
+    across: float
+    down: float
+    most: float
+    low: float
+    high: float
+
+    def place(self, x: float, y: float) -> tuple[float, float]:
+        """Returns the place of a pair of numbers, in pixels from the left and from above."""
+        part = (self.high - y) / (self.high - self.low) if self.high > self.low else 0.5
+        return self.left + self.across * x / self.most, self.top + self.down * part
+
+    def line(
+        self, points: Iterable[tuple[float, float]], color: str, *, width: float = 1.5, is_dashed: bool = False
+    ) -> str:
+        """Returns a line through pairs of numbers."""
+        corners = " ".join("{:.1f},{:.1f}".format(*self.place(x, y)) for x, y in points)
+        dashes = ' stroke-dasharray="5 4"' if is_dashed else ""
+        return f'<polyline points="{corners}" fill="none" stroke="{color}" stroke-width="{width}"{dashes}/>'
+
+    def dot(self, x: float, y: float, color: str, *, radius: int = 2) -> str:
+        """Returns a dot at a pair of numbers."""
+        across, down = self.place(x, y)
+        return f'<circle cx="{across:.1f}" cy="{down:.1f}" r="{radius}" fill="{color}"/>'
+
+
+def drawing(width: int, height: int, parts: Iterable[str]) -> str:
+    """Returns parts of a drawing as one, with its size in pixels."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">'
         f"{''.join(parts)}</svg>"
     )
 
 
-def _axes(low: float, high: float, epochs: int, *, left: int, across: int, down: int) -> list[str]:
-    """Returns the lines and numbers of a curve's axes."""
+def _axes(chart: Chart, epochs: int) -> list[str]:
     parts = []
-    for place in (0.0, 0.5, 1.0) if high > low else (0.5,):
-        y, value = _MARGIN + down * place, high + (low - high) * place
-        parts.append(f'<line x1="{left}" x2="{left + across}" y1="{y:.1f}" y2="{y:.1f}" stroke="{_RULE}"/>')
-        parts.append(_label(f"{value:.3g}", left - 6, y + (10 if place == 0 else 4 * (1 - place)), "end"))
-    below = _MARGIN + down + 17
-    return [*parts, _label("epoch 1", left, below, "start"), _label(str(epochs), left + across, below, "end")]
+    for part in (0.0, 0.5, 1.0) if chart.high > chart.low else (0.5,):
+        y, value = chart.top + chart.down * part, chart.high + (chart.low - chart.high) * part
+        right = chart.left + chart.across
+        parts.append(f'<line x1="{chart.left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}" stroke="{_RULE}"/>')
+        parts.append(label(f"{value:.3g}", chart.left - 6, y + (10 if part == 0 else 4 * (1 - part)), "end"))
+    below = chart.top + chart.down + 17
+    ends = (("epoch 1", chart.left, "start"), (str(epochs), chart.left + chart.across, "end"))
+    return [*parts, *(label(text, x, below, anchor) for text, x, anchor in ends)]
 
 
-def _label(text: str, x: float, y: float, anchor: str) -> str:
+def label(text: str, x: float, y: float, anchor: str) -> str:
+    """Returns text in a drawing, without characters that HTML reserves."""
     return f'<text x="{x:.1f}" y="{y:.1f}" font-size="12" fill="{_TEXT}" text-anchor="{anchor}">{text}</text>'
 
 
@@ -189,21 +237,18 @@ def bars_svg(lines: Sequence[tuple[str, Sequence[Sequence[Bar]]]], longest: str,
     scale, drawn = (width - _LABEL_WIDTH) / most, []
     for line, (name, groups) in enumerate(lines):
         x, y = float(_LABEL_WIDTH), line * _LINE_HEIGHT
-        drawn.append(_label(html.escape(name), 0, y + 15, "start"))
+        drawn.append(label(html.escape(name), 0, y + 15, "start"))
         for group in groups:
-            for length, color, label in group:
+            for length, color, about in group:
                 drawn.append(
                     f'<rect x="{x:.2f}" y="{y + 3}" width="{length * scale:.2f}" height="{_LINE_HEIGHT - 6}" '
-                    f'fill="{color}"><title>{html.escape(label)}</title></rect>'
+                    f'fill="{color}"><title>{html.escape(about)}</title></rect>'
                 )
                 x += length * scale
             drawn.append(f'<line x1="{x:.2f}" x2="{x:.2f}" y1="{y}" y2="{y + _LINE_HEIGHT}" stroke="#1e293b"/>')
     height = (len(lines) + 1) * _LINE_HEIGHT
-    drawn.append(_label(longest, width, height - 6, "end"))
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">'
-        f"{''.join(drawn)}</svg>"
-    )
+    drawn.append(label(longest, width, height - 6, "end"))
+    return drawing(width, height, drawn)
 
 
 def epochs_table(history: Mapping[str, Sequence[Any]]) -> str:
@@ -222,8 +267,8 @@ def epochs_table(history: Mapping[str, Sequence[Any]]) -> str:
 def curve_with_ends(name: str, history: Mapping[str, Sequence[float]]) -> str:
     """Returns the curve of a metric with its first and its last number below."""
     ends = [
-        f"{label} {line[0]:.4g} to {line[-1]:.4g}"
-        for label, line in (("training", history.get(name)), ("validation", history.get(f"val_{name}")))
+        f"{about} {line[0]:.4g} to {line[-1]:.4g}"
+        for about, line in (("training", history.get(name)), ("validation", history.get(f"val_{name}")))
         if line and is_number(line[0]) and is_number(line[-1])
     ]
     return f"{curve_svg(name, history, width=400, height=180, has_axes=True)}<p>{'; '.join(ends)}</p>"

@@ -11,17 +11,17 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
-from elephant.monitor.events import EpochEnded, Event, RankTrace, RunNote, Started
+from elephant.monitor.events import EpochEnded, Event, RankTrace, RunNote
 from elephant.monitor.listeners import Recorder
+from elephant.monitor.record import Attempt
 
-# Of all ranks together, over the whole fit.
+# All ranks together tell so many, over the whole fit.
 MOST_STEPS = 100_000
-# Of an epoch, at its begin and as many at its end.
+# An epoch has so many steps at its begin in the trace, and as many at its end.
 STEPS_AT_ENDS = 1000
-# From which on a host's clock is known to be off, and not a report to be late.
+# A host's clock is off from so much on; below that, a report may have been late.
 _OFF_S = 0.5
 _DRIVER, _FIRST_RANK = 1, 2
 # Threads of one process: more would be as many restarts.
@@ -56,20 +56,6 @@ class Phases:
 PROCESS = Phases()
 
 
-@dataclass
-class _Attempt:
-    """A process of a rank; there are several of one that was started again."""
-
-    started: Started
-    reports: list[RankTrace] = field(default_factory=list)
-
-    @property
-    def correction_s(self) -> float:
-        """Seconds that its host's clock lags behind the driver's; zero where that may be the way of its reports."""
-        late_s = min(((report.heard or 0.0) - report.sent - report.clock_s for report in self.reports), default=0.0)
-        return late_s if abs(late_s) > _OFF_S else 0.0
-
-
 class TraceFile(Recorder):
     """Writes the trace of a fit, when it has ended.
 
@@ -81,44 +67,32 @@ class TraceFile(Recorder):
     def __init__(self, write: Callable[[bytes], None], facts: Mapping[str, Any] | None = None) -> None:
         self._write = write
         self._facts = dict(facts or {})
-        self._attempts: dict[int, list[_Attempt]] = {}
         self._driver: list[dict[str, Any]] = []
         self._began = self._since = time.time()
-        self._ready: float | None = None
-        self._is_together = True
 
     def fit_begin(self, params: Mapping[str, Any]) -> None:
-        self._is_together = params.get("mode", "synchronous") == "synchronous"
-        # Where it cannot be written, it is better to hear of it now.
+        # If the file cannot be written, it is better to hear of it now.
         self._write(self.to_json())
 
     def show(self, event: Event) -> None:
-        now = time.time()
-        if isinstance(event, Started):
-            own = self._attempts.setdefault(event.rank, [])
-            # The others go on where a worker comes again that nobody waits for.
-            self._ready = self._ready if own and not self._is_together else now
-            own.append(_Attempt(event))
-        elif isinstance(event, RankTrace) and event.rank in self._attempts:
-            heard = replace(event, heard=now) if event.heard is None else event
-            self._attempts[event.rank][-1].reports.append(heard)
-        elif isinstance(event, RunNote):
+        if isinstance(event, RunNote):
             self._add_instant(event.text)
         elif isinstance(event, EpochEnded) and event.seconds is None:
-            # With its seconds it comes in a record, when all is over.
-            self._end_epoch(event, now)
+            # An epoch of a log has its seconds, and comes when all is over.
+            self._end_epoch(event, time.time())
 
     def _end_epoch(self, event: EpochEnded, now: float) -> None:
-        if self._ready is not None:
-            self._add_driver("start", self._since, self._ready)
-            self._since, self._ready = self._ready, None
+        begun_at = self.record.begun_at
+        if begun_at is not None and begun_at > self._since:
+            self._add_driver("start", self._since, begun_at)
+            self._since = begun_at
         metrics = {name: value for name, value in event.logs.items() if isinstance(value, float)}
         self._add_driver(f"epoch {event.epoch + 1}", self._since, now, **metrics)
         self._since = now
 
     def worker_lost(self, rank: int, host: str, reason: str) -> None:
         self._add_instant("worker_lost", rank=rank, host=host, reason=reason)
-        if self._is_together:
+        if self.record.together:
             self._since = time.time()
 
     def checkpoint(self, epochs: int) -> None:
@@ -142,21 +116,22 @@ class TraceFile(Recorder):
         names = [*_names(_DRIVER, "driver", {_DRIVER * _THREADS: "fit"})]
         events = list(self._driver)
         exchanges = self._exchanges()
-        for rank, attempts in sorted(self._attempts.items()):
+        for rank, attempts in sorted(self.record.attempts.items()):
             pid, threads = _FIRST_RANK + rank, dict[int, str]()
             for number, attempt in enumerate(attempts):
                 again = f", attempt {number + 1}" if number else ""
                 tid = pid * _THREADS + 2 * number
                 threads |= {tid: f"training{again}", tid + 1: f"Spark task{again}"}
-                shortest = exchanges[number] if self._is_together else None
+                shortest = exchanges[number] if self.record.together else None
                 events += _of_attempt(attempt, pid, tid, shortest)
             place = attempts[-1].started
             names += _names(pid, f"rank {rank} ({place.host}, {place.device})", threads)
         first = min((event["ts"] for event in events), default=0.0)
-        # Of slices that begin together, the longest holds the others.
+        # The longest of slices that begin together holds the others.
         events.sort(key=lambda event: (event["ts"], -event.get("dur", 0.0)))
         corrections = {
-            f"rank {rank}": round(attempts[-1].correction_s, 3) for rank, attempts in sorted(self._attempts.items())
+            f"rank {rank}": round(_correction_s(attempts[-1]), 3)
+            for rank, attempts in sorted(self.record.attempts.items())
         }
         about = {**self._facts, "began": self._began, "clock_corrections_s": corrections}
         content = {
@@ -168,43 +143,50 @@ class TraceFile(Recorder):
 
     def _exchanges(self) -> list[dict[tuple[int, int], float]]:
         """Returns the seconds of each step's exchange, by attempt: the shortest wait, where all ranks tell of it."""
-        most = max(map(len, self._attempts.values()), default=0)
+        of_ranks = self.record.attempts.values()
+        most = max(map(len, of_ranks), default=0)
         waits: list[dict[tuple[int, int], list[float]]] = [defaultdict(list) for _ in range(most)]
-        for attempts in self._attempts.values():
+        for attempts in of_ranks:
             for number, attempt in enumerate(attempts):
-                for report, row in _steps(attempt):
-                    waits[number][report.epoch or 0, int(row[0])].append(row[3])
-        ranks = len(self._attempts)
+                for trace, row in _steps(attempt):
+                    waits[number][trace.epoch or 0, int(row[0])].append(row[3])
+        ranks = len(of_ranks)
         return [{step: min(own) for step, own in of.items() if len(own) == ranks} for of in waits]
 
 
-def _steps(attempt: _Attempt) -> Iterator[tuple[RankTrace, list[float]]]:
-    for report in attempt.reports:
-        for row in report.arrays[0].tolist():
-            yield report, row
+def _correction_s(attempt: Attempt) -> float:
+    """Returns by how many seconds its host's clock lags behind; zero where that may be the way of what it has told."""
+    late_s = min(((trace.heard or 0.0) - trace.sent - trace.clock_s for trace in attempt.traces), default=0.0)
+    return late_s if abs(late_s) > _OFF_S else 0.0
+
+
+def _steps(attempt: Attempt) -> Iterator[tuple[RankTrace, list[float]]]:
+    for trace in attempt.traces:
+        for row in trace.arrays[0].tolist():
+            yield trace, row
 
 
 def _of_attempt(
-    attempt: _Attempt, pid: int, tid: int, shortest: Mapping[tuple[int, int], float] | None
+    attempt: Attempt, pid: int, tid: int, shortest: Mapping[tuple[int, int], float] | None
 ) -> Iterator[dict[str, Any]]:
     """Yields the slices of a process and its task.
 
     Args:
         shortest: What the exchange of each epoch and step took; None where no rank waits for another one.
     """
-    correction_s, is_first = attempt.correction_s, True
-    for report in attempt.reports:
-        to_driver_s = report.clock_s + correction_s
-        for thread, phases in ((tid, report.phases), (tid + 1, report.task_phases)):
+    correction_s, is_first = _correction_s(attempt), True
+    for trace in attempt.traces:
+        to_driver_s = trace.clock_s + correction_s
+        for thread, phases in ((tid, trace.phases), (tid + 1, trace.task_phases)):
             for name, began, ended, *args in phases:
                 yield _slice(pid, thread, name, began + to_driver_s, ended + to_driver_s, **dict(args))
-        for step, began, ended, wait_s, input_s in report.arrays[0].tolist():
-            epoch = report.epoch or 0
+        for step, began, ended, wait_s, input_s in trace.arrays[0].tolist():
+            epoch = trace.epoch or 0
             where = {"epoch": epoch + 1, "step": int(step)}
             begin, end = began + to_driver_s, ended + to_driver_s
             yield _slice(pid, tid, "first step" if is_first else "step", begin, end, **where)
             is_first = False
-            # What an exchange behind the step takes is no part of it.
+            # An exchange that goes on behind the step is no part of it.
             input_s = min(max(input_s, 0.0), end - begin)
             wait_s = min(max(wait_s, 0.0), end - begin - input_s)
             exchange_s = wait_s if shortest is None else min(shortest.get((epoch, int(step)), wait_s), wait_s)

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from elephant.backends import DEFAULT, backend_named
+from elephant.backends import asked_for, backend_named
 
 _FLAG = "--executor-id"
 # The main class of a driver's own Java process, whose threads are the executor where the master is local.
@@ -179,7 +179,7 @@ def unseen_note(devices: Sequence[str], host: str) -> str:
     Args:
         devices: The rank's, as ``CUDA_VISIBLE_DEVICES`` names them.
     """
-    backend = backend_named(os.environ.get("KERAS_BACKEND", DEFAULT))
+    backend = backend_named(asked_for())
     if not devices or backend.name not in sys.modules or backend.sees_gpu():
         return ""
     return (

@@ -18,9 +18,10 @@ from typing import Any
 import keras
 import numpy as np
 
+from elephant.backends import BACKENDS
 from elephant.collective.communicator import Communicator
 from elephant.modeling.model_spec import ModelSpec, given_model
-from elephant.rank.callbacks import BATCH_EVENTS, listens
+from elephant.rank.callback_rules import BATCH_EVENTS, listens
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _CONTAINERS = (dict, list, set)
@@ -42,12 +43,7 @@ class _Binding:
 
 def is_variable(thing: object) -> bool:
     """Returns whether something is a variable of Keras or of its backend."""
-    if isinstance(thing, keras.Variable):
-        return True
-    kinds = (("tensorflow", "Variable"), ("torch", "Tensor"))
-    return any(
-        package in sys.modules and isinstance(thing, getattr(sys.modules[package], name)) for package, name in kinds
-    )
+    return isinstance(thing, keras.Variable) or any(backend.is_variable(thing) for backend in BACKENDS.values())
 
 
 def reached_from(roots: Iterable[Any], *, closed: tuple[type, ...] = ()) -> dict[Hashable, Any]:
@@ -199,6 +195,11 @@ class SharedState:
         """Returns whether what a callback sets is seen by what travels: a variable of both, or the callback itself."""
         return bool(self.outside(place)) or id(self._callbacks[place]) in self._travels
 
+    @property
+    def sharing(self) -> set[int]:
+        """Indices of the callbacks whose changes are seen by what travels."""
+        return {index for index in range(len(self._callbacks)) if self.is_shared(index)}
+
     def outside(self, place: int) -> list[Any]:
         """Returns the variables that a callback and what travels both reach; they travel together, and stay one."""
         return [thing for key, thing in self._direct[place].items() if key in self._travels and is_variable(thing)]
@@ -249,11 +250,10 @@ def read(variable: Any) -> np.ndarray:
 
 def assign(variable: Any, value: np.ndarray) -> None:
     """Gives a variable of Keras or of its backend a value."""
-    if hasattr(variable, "assign"):
+    if isinstance(variable, keras.Variable):
         variable.assign(value)
     else:
-        # A tensor of PyTorch.
-        variable.data.copy_(sys.modules["torch"].as_tensor(value))
+        next(backend for backend in BACKENDS.values() if backend.is_variable(variable)).assign(variable, value)
 
 
 class OutsideVariables(keras.callbacks.Callback):

@@ -34,25 +34,26 @@ from elephant.modeling.variables import (
     read_variables,
     state_variables,
 )
-from elephant.rank.callbacks import (
-    CollectiveStop,
-    DriverTurn,
-    GlobalEpoch,
-    IdleSteps,
-    RemoteFiles,
-    StepProgress,
-    any_rank,
-    callbacks_of_rank,
-    may_stop_in_batches,
-    require_averaged_weights,
-    share_variables,
-)
+from elephant.rank.callback_rules import callbacks_of_rank, may_stop_in_batches
 from elephant.rank.checkpoints import CheckpointCallback, restore
 from elephant.rank.input.feed import BatchFeed
 from elephant.rank.input.preprocessed_shard import prepared_rows
 from elephant.rank.job import Reporter, TrainingJob, mixed_policy, prepared_model, reseed, set_up_process
 from elephant.rank.metrics.batch_means import count_rows
+from elephant.rank.rank_callbacks import (
+    CallbackOrder,
+    CollectiveStop,
+    DriverTurn,
+    GlobalEpoch,
+    IdleSteps,
+    StepProgress,
+    any_rank,
+    in_order,
+    require_averaged_weights,
+    share_variables,
+)
 from elephant.rank.rank_progress import RankWeight, StepCounter, StepRuns, StepTimes
+from elephant.rank.remote_files import RemoteFiles
 from elephant.rank.shared_state import OutsideVariables, outside_here, read
 from elephant.rank.traced_step import TracedStep, average_gradients, leave_loops, steps_in_runs
 from elephant.rank.trials import rehearsal
@@ -161,9 +162,7 @@ def train_rank(
     require_averaged_weights(model, job.callbacks)
     share, stop = RankWeight(plan, collective.rank), StopSignal()
     with changes.own_errors(), _averaged_gradients(model, job, feed, collective, share, stop, ahead) as trial:
-        callbacks = _callbacks(job, feed, plan, collective, share, stop, reporter)
-        if trial is not None:
-            callbacks.append(LossWatch(trial, allowed=job.config.allow_batch_coupled_loss))
+        callbacks = _callbacks(job, feed, plan, collective, share, stop, reporter, trial)
         # What was traced ahead is taken, unless loops that did not fit were left since.
         steps = (ahead and ahead.steps) or steps_in_runs(model, job)
         model.fit(
@@ -297,35 +296,40 @@ def _callbacks(
     share: RankWeight,
     stop: StopSignal,
     reporter: Reporter,
+    trial: LossTrial | None,
 ) -> list[keras.callbacks.Callback]:
-    rank, config = collective.rank, job.config
+    rank, config, order = collective.rank, job.config, CallbackOrder
     local = not config.averages_gradients and collective.world_size > 1
-    callbacks: list[keras.callbacks.Callback] = [StepCounter(share)]
-    if plan.own_steps(rank) < plan.pass_steps:
-        callbacks.append(IdleSteps(share, keep_optimizers=local, synchronized=config.sync_batch_norm))
-    if local:
-        every = config.frequency if isinstance(config.frequency, int) else None
-        callbacks.append(WeightAveraging(collective, share, every=every, compression=config.compression, stop=stop))
     own = callbacks_of_rank(job.callbacks, rank)
     broadcast_rate(own, collective.world_size // config.gpus_per_worker)
     times = StepTimes(reporter, rank, plan.world_size, feed, collective) if job.traced else None
     evaluated = own if times is None else [*own, times]
-    callbacks.append(GlobalEpoch(collective, plan, share, feed.validation_batches, evaluated))
-    callbacks.extend(own)
+    # Ranks that train alone do not meet after each step.
+    asks, told = not local and may_stop_in_batches(job.callbacks), reporter if job.driver_reads is None else None
+    callbacks: dict[CallbackOrder, list[keras.callbacks.Callback]] = {
+        order.STEPS: [StepCounter(share)],
+        order.EPOCH: [GlobalEpoch(collective, plan, share, feed.validation_batches, evaluated)],
+        order.OF_USER: own,
+        order.PROGRESS: [StepProgress(reporter, plan, rank, feed, collective)],
+        order.STOP: [CollectiveStop(collective, stop, told, share, asks=asks)],
+    }
+    if plan.own_steps(rank) < plan.pass_steps:
+        callbacks[order.IDLE] = [IdleSteps(share, keep_optimizers=local, synchronized=config.sync_batch_norm)]
+    if local:
+        every = config.frequency if isinstance(config.frequency, int) else None
+        averaging = WeightAveraging(collective, share, every=every, compression=config.compression, stop=stop)
+        callbacks[order.EXCHANGE] = [averaging]
     if job.outside and collective.world_size > 1:
-        callbacks.append(OutsideVariables(job.outside, collective, own))
+        callbacks[order.OUTSIDE] = [OutsideVariables(job.outside, collective, own)]
     remote = RemoteFiles(own)
     if remote.is_needed:
-        callbacks.append(remote)
-    callbacks.append(StepProgress(reporter, plan, rank, feed, collective))
-    # Ranks that train alone do not meet after each step.
-    asks = not local and may_stop_in_batches(job.callbacks)
-    callbacks.append(CollectiveStop(collective, stop, reporter if job.driver_reads is None else None, share, asks=asks))
+        callbacks[order.FILES] = [remote]
     if job.driver_reads is not None:
         wait_s = config.timeouts.collective_s / 2
-        callbacks.append(
-            DriverTurn(collective, reporter, told=job.driver_reads, steps=plan.steps, feed=feed, wait_s=wait_s)
-        )
+        turn = DriverTurn(collective, reporter, told=job.driver_reads, steps=plan.steps, feed=feed, wait_s=wait_s)
+        callbacks[order.DRIVER] = [turn]
     if config.checkpoint_path is not None or job.state is not None:
-        callbacks.append(CheckpointCallback(job, collective, reporter, own=own, rows=feed.rows))
-    return callbacks if times is None else times.around(callbacks)
+        callbacks[order.CHECKPOINT] = [CheckpointCallback(job, collective, reporter, own=own, rows=feed.rows)]
+    if trial is not None:
+        callbacks[order.LOSSES] = [LossWatch(trial, allowed=config.allow_batch_coupled_loss)]
+    return in_order(callbacks, times)

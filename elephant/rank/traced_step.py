@@ -25,15 +25,13 @@ from elephant.errors import TrainingError
 from elephant.modeling.model_info import has_own_step
 from elephant.modeling.push_hook import PushHook, attach_exchange
 from elephant.modeling.variables import build_metrics, optimizers_of
-from elephant.rank.callbacks import BATCH_EVENTS, listens
+from elephant.rank.callback_rules import STEP_EVENTS, listens
 from elephant.rank.input.tensors import Tensors
 from elephant.rank.job import TrainingJob, prepared_model
 from elephant.rank.metrics.batch_means import count_shares
 from elephant.rank.trials.coupling import RankLosses
 
 logger = logging.getLogger(__name__)
-
-_STEP_EVENTS = [event for event in BATCH_EVENTS if "test" not in event]
 
 
 def leave_loops(model: keras.Model, plan: EpochPlan, frequency: str | int) -> None:
@@ -71,7 +69,7 @@ def steps_in_runs(model: keras.Model, job: TrainingJob) -> Steps | None:
     """
     config = job.config
     alone = config.num_ranks == 1 or config.averages_gradients
-    looked_at = any(listens(callback, *_STEP_EVENTS) for callback in job.callbacks)
+    looked_at = any(listens(callback, *STEP_EVENTS) for callback in job.callbacks)
     if not config.is_synchronous or not alone or job.traced or looked_at:
         return None
     return current().steps_function(model)

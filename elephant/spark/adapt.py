@@ -243,13 +243,10 @@ def _learn(lookup: Any, found: TokenCounts) -> None:
     """Gives a lookup layer the counts of all rows, of which it makes its vocabulary."""
     if found.num_rows == 0:
         raise no_rows("the DataFrame")
-    import tensorflow as tf
-
     lookup.reset_state()
-    tokens = tf.constant(found.tokens, lookup.token_counts.key_dtype)
-    lookup.token_counts.insert(tokens, tf.constant(found.counts, "int64"))
+    lookup.token_counts.insert(found.tokens, found.counts)
     if lookup.output_mode == "tf_idf":
-        lookup.token_document_counts.insert(tokens, tf.constant(found.documents, "int64"))
+        lookup.token_document_counts.insert(found.tokens, found.documents)
         lookup.num_documents.assign(found.num_rows)
     lookup.finalize_state()
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import os
-import re
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +15,6 @@ import keras
 from pyspark.ml import Estimator
 from pyspark.sql import DataFrame
 
-from elephant.cluster.session import jvm_context
 from elephant.cluster.spark_job import described
 from elephant.config import Timeouts
 from elephant.errors import brief_errors
@@ -25,10 +22,11 @@ from elephant.modeling.model_spec import ModelSpec
 from elephant.monitor.listeners import EventFile, FitListener, Listeners, mlflow_listeners
 from elephant.monitor.progress import Progress
 from elephant.monitor.report import table_html
-from elephant.monitor.summary import FitSummary, rank_times
+from elephant.monitor.summary import FitSummary
 from elephant.monitor.trace import TraceFile
 from elephant.options import BALANCED, OPTIONS, refuse_unknown
 from elephant.rank.job import TrainingJob
+from elephant.spark.file_formats import Files
 from elephant.spark.fit import class_weights, description_of, remove_checkpoints, train
 from elephant.spark.hadoop_files import write_file
 from elephant.spark.model import KerasModel
@@ -45,7 +43,7 @@ from elephant.spark.params import (
 from elephant.spark.saving.model_files import source_of
 from elephant.spark.saving.persistence import CODE, SavedParts, SavedStage
 from elephant.spark.saving.streaming import TrainingStream, start_stream
-from elephant.spark.training_data import Files, active_session, dataset_of, is_frame, rows_of_files, rows_of_frame
+from elephant.spark.training_data import active_session, dataset_of, is_frame, rows_of_files, rows_of_frame
 from elephant.task.rendezvous import installed_versions
 
 if TYPE_CHECKING:
@@ -56,22 +54,6 @@ if TYPE_CHECKING:
 _PARAMS = {option.param for option in OPTIONS}
 Dataset: TypeAlias = "DataFrame | pd.DataFrame | str | os.PathLike[str] | Files"
 ParamMap: TypeAlias = "dict[Param[Any], Any]"
-
-
-# How a CrossValidator draws the rows of a fold, in Spark's words: by a column of random numbers.
-_FOLD = re.compile(r"CrossValidator_\w+_rand\S* >= ([\d.E-]+)\).*_rand\S* < ([\d.E-]+)\)")
-
-
-def _fold_of(rows: Any) -> str:
-    """Returns which fold of a CrossValidator rows are of, such as ``fold 2 of 3``; empty where none is seen."""
-    with contextlib.suppress(Exception):
-        if is_frame(rows) and jvm_context(rows.sparkSession) is not None:
-            plan = rows._jdf.queryExecution().analyzed()
-            found = _FOLD.search(plan.condition().toString()) if plan.nodeName() == "Filter" else None
-            if found is not None:
-                first, last = float(found[1]), float(found[2])
-                return f"fold {round(first / (last - first)) + 1} of {round(1 / (last - first))}"
-    return ""
 
 
 class KerasEstimator(Estimator, TrainingParams, SavedStage):
@@ -321,9 +303,8 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         config = fit_config(estimator.copy(params))
         own = {**{param.name: value for param, value in (params or {}).items()}, **options}
         session = rows.sparkSession if is_frame(rows) else active_session()
-        fold = _fold_of(rows)
-        text = description_of(config, own, fold=fold)
-        if fold or params:
+        text = description_of(config, own)
+        if params:
             # Several fits follow each other.
             Progress(num_workers=config.num_ranks, epochs=config.epochs, verbose=config.verbose).note(text)
         with described(session, text):
@@ -370,13 +351,11 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
             result = train(rows.source, job, progress)
             if backup is not None and backup.delete_checkpoint:
                 remove_checkpoints(rows.source.session, config)
-            summary = FitSummary(
+            summary = FitSummary.of_record(
+                progress.record,
                 seconds=time.monotonic() - began,
                 history=result.history,
-                plan=result.plan,
-                ranks=rank_times(result.rank_epochs, together=config.is_synchronous),
                 statistics=result.statistics,
-                notes=progress.notes,
                 **about,
             )
             fitted = KerasModel.from_result(source, result, summary)

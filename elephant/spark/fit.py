@@ -31,10 +31,11 @@ from elephant.config import FitConfig
 from elephant.data.json_types import require_parts, require_type
 from elephant.data.schema import SCALAR, DataSchema, RowSpec
 from elephant.data.to_numpy import to_values
-from elephant.driver.coordinator import FitResult
-from elephant.driver.coordinator_location import coordinates_on_executors
+from elephant.driver.asynchronous_fit import train_workers
+from elephant.driver.coordinator import Coordinator, FitResult
+from elephant.driver.coordinator_location import barrier_attempts, coordinates_on_executors
 from elephant.driver.driver_turns import SynchronousEpochs
-from elephant.driver.launch import train_ranks, train_workers
+from elephant.driver.run_ranks import RETRIES, run_ranks, the_coordinator
 from elephant.driver.server_model import ServerModel
 from elephant.driver.server_processes import require_ports
 from elephant.errors import (
@@ -48,9 +49,10 @@ from elephant.errors import (
 from elephant.modeling.model_spec import ModelSpec
 from elephant.monitor.progress import Progress
 from elephant.rank.asynchronous.async_callbacks import worker_copies
-from elephant.rank.callbacks import packages_of, require_absolute_paths
+from elephant.rank.callback_rules import packages_of
 from elephant.rank.input.preprocessing import model_rows
 from elephant.rank.job import TrainingJob
+from elephant.rank.remote_files import require_absolute_paths
 from elephant.rank.shared_state import SharedState
 from elephant.spark.hadoop_files import checkpoint_folder
 from elephant.storage.folder import DAMAGES
@@ -154,11 +156,17 @@ def _count_labels(schema: DataSchema, batches: Iterable[pa.RecordBatch]) -> Iter
     yield result_row(0, json.dumps(counts).encode())
 
 
-def require_own_folder(session: SparkSession, config: FitConfig) -> None:
-    """Raises ConfigurationError when a fit would leave its checkpoints among those of another one."""
+def open_checkpoints(session: SparkSession, config: FitConfig) -> CheckpointManager | None:
+    """Opens the folder of a fit's checkpoints; returns None where it makes none.
+
+    Raises:
+        ConfigurationError: The folder has checkpoints of another fit, or the fit is not to go on from them.
+        CheckpointError: The checkpoints cannot be read.
+    """
     if config.checkpoint_path is None:
-        return
-    manifests = CheckpointManager(checkpoint_folder(session, config.checkpoint_path)).manifests()
+        return None
+    store = CheckpointManager(checkpoint_folder(session, config.checkpoint_path))
+    manifests = store.manifests()
     if manifests and not config.resume:
         raise ConfigurationError(
             f"checkpointPath: expected a folder without checkpoints. Received: {config.checkpoint_path}, which has one "
@@ -167,6 +175,7 @@ def require_own_folder(session: SparkSession, config: FitConfig) -> None:
         )
     if manifests:
         require_same_fit(options_of_fit(manifests[-1].facts, config.checkpoint_path), config, config.checkpoint_path)
+    return store
 
 
 def remove_checkpoints(session: SparkSession, config: FitConfig) -> None:
@@ -224,12 +233,9 @@ class Recovery:
     """
 
     def __init__(self, session: SparkSession, config: FitConfig, progress: Progress) -> None:
-        require_own_folder(session, config)
         self._config = config
         self._progress = progress
-        self._store: CheckpointManager | None = None
-        if config.checkpoint_path is not None:
-            self._store = CheckpointManager(checkpoint_folder(session, config.checkpoint_path))
+        self._store = open_checkpoints(session, config)
         self._restarts = 0
 
     def latest(self) -> Checkpoint | None:
@@ -285,18 +291,16 @@ class Recovery:
         return True
 
 
-def description_of(config: FitConfig, params: Mapping[str, Any] | None = None, *, fold: str = "") -> str:
+def description_of(config: FitConfig, params: Mapping[str, Any] | None = None) -> str:
     """Returns the name of a fit's jobs on Spark's pages.
 
     Args:
         params: Params that are this fit's own, by name; those of a grid, say.
-        fold: Which part of the rows it is of; empty for all of them.
 
-    >>> description_of(FitConfig(num_workers=4, epochs=9), {"epochs": 9, "seed": 7, "callbacks": []}, fold="fold 1")
-    'elephant fit: 4 workers, 9 epochs, synchronous, fold 1, seed=7, callbacks'
+    >>> description_of(FitConfig(num_workers=4, epochs=9), {"epochs": 9, "seed": 7, "callbacks": []})
+    'elephant fit: 4 workers, 9 epochs, synchronous, seed=7, callbacks'
     """
     parts = [counted(config.num_workers, "worker"), counted(config.epochs, "epoch"), config.mode]
-    parts += [fold] if fold else []
     for name, value in (params or {}).items():
         if name not in ("numWorkers", "epochs", "mode"):
             # What is no number or word may be of any length.
@@ -366,7 +370,20 @@ def train_synchronously(
         progress.note(f"the learning rate is multiplied by {needs.num_workers}, the number of workers")
     with preflight_checked(rows.session, needs, progress.note) as plan, contextlib.closing(epochs):
         spec = _task_spec("fit", rows, job, pickled_job, plan, progress)
-        return train_ranks(rows, spec, progress, checkpoint_writer, epochs)
+        attempt_on = barrier_attempts(
+            rows.session, spec, progress, result=the_coordinator, checkpoint_writer=checkpoint_writer, turns=epochs
+        )
+        coordinator = run_ranks(rows.in_partitions(plan.slots_needed), spec, progress, attempt_on, RETRIES)
+        return _ended(epochs, coordinator)
+
+
+def _ended(epochs: SynchronousEpochs, coordinator: Coordinator) -> FitResult:
+    """Returns the result of a synchronous fit, after the end of training for its callbacks on the driver."""
+    if not coordinator.began:
+        # Where Spark knows that a DataFrame has no rows, it may make no task at all of it.
+        raise no_rows()
+    result = coordinator.result()
+    return replace(result, variables=epochs.end(result.variables, result.rows, coordinator.record.epochs))
 
 
 def train_asynchronously(

@@ -351,8 +351,7 @@ class KerasModel(Model, ModelParams, SavedStage):
     @classmethod
     def _of_parts(cls, parts: SavedParts) -> KerasModel:
         about = parts.about
-        # Models that were saved by earlier versions have none.
-        statistics = about.get("trainingStatistics", {})
-        model = cls(parts.source, history=about["history"], training_statistics=statistics, plan=about.get("plan", []))
+        statistics, plan = about["trainingStatistics"], about["plan"]
+        model = cls(parts.source, history=about["history"], training_statistics=statistics, plan=plan)
         model._set(**{name: parts.code[name] for name in FUNCTIONS if name in parts.code})
         return model

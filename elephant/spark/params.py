@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import keras
 from pyspark.ml.param import Param, Params, TypeConverters
 
-from elephant.backends import current
+from elephant.backends import BACKENDS, current
 from elephant.compression import check_compression
 from elephant.config import FitConfig, Timeouts
 from elephant.driver.driver_callbacks import check_asynchronous_callbacks
@@ -38,7 +38,7 @@ from elephant.options import (
     to_weight_columns,
 )
 from elephant.parameter_server.protocol import check_encoding
-from elephant.rank.callbacks import check_callbacks
+from elephant.rank.callback_rules import check_callbacks
 from elephant.rank.job import BatchFunctions, limited
 from elephant.spark.columns.column_selection import ColumnSelection
 from elephant.spark.saving.model_files import source_of
@@ -327,8 +327,9 @@ def check_fit(
 def check_transport(transport: str) -> None:
     """Raises UnsupportedError where gradients are to be reduced on GPUs by a backend that elephant has no way for."""
     backend = current()
-    if transport == "nccl" and not backend.has_nccl:
+    able = [name for name, other in BACKENDS.items() if other.has_nccl]
+    if transport == "nccl" and backend.name not in able:
         raise UnsupportedError(
             f"gpuTransport: expected 'auto' or 'host' with the Keras backend {backend.name!r}, whose gradients go "
-            "through the host. Received: 'nccl'. Pass 'host', or set KERAS_BACKEND to jax or torch."
+            "through the host. Received: 'nccl'. Pass 'host', or set KERAS_BACKEND to {' or '.join(able)}."
         )

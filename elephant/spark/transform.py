@@ -29,7 +29,7 @@ from elephant.modeling.model_info import ModelInfo
 from elephant.modeling.model_spec import ModelSpec, Servable
 from elephant.spark.columns.column_selection import ColumnSelection, target_inputs
 from elephant.spark.columns.column_types import input_schema, raw_input_schema, selected_columns, undecided_vectors
-from elephant.spark.training_data import spark_type
+from elephant.spark.columns.spark_types import spark_type
 from elephant.task.model_batches import PackedFunction, pickled
 from elephant.task.model_cache import PackedModel
 from elephant.task.predict_task import (

@@ -36,11 +36,11 @@ from elephant.modeling.model_spec import Servable
 from elephant.rank.input.user_batches import as_array, user_array
 from elephant.spark.columns.column_selection import ColumnSelection, element_type, given_inputs, target_inputs
 from elephant.spark.columns.column_types import raw_field, raw_input_schema
+from elephant.spark.columns.spark_types import spark_type
 from elephant.spark.hadoop_files import read_model_bytes
 from elephant.spark.model import KerasModel
 from elephant.spark.params import input_choice, optional
 from elephant.spark.saving.trust import is_trusted, require_trust
-from elephant.spark.training_data import spark_type
 from elephant.spark.transform import as_arrow_udf, checked_batch_size, packed, require_predicting, struct_of
 from elephant.task.model_batches import ROWS_OF_FUNCTION, PackedFunction, pickled
 from elephant.task.model_cache import PackedModel

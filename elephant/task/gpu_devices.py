@@ -7,10 +7,10 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from elephant.backends.process_environment import VISIBLE
 from elephant.cluster.gpu_plan import NONE, ResourcePlan
 from elephant.errors import ClusterError
 
-_VARIABLE = "CUDA_VISIBLE_DEVICES"
 _LIST_TIMEOUT_S = 10.0
 _GPU = re.compile(r"GPU (\d+): .*\(UUID: ([^)]+)\)")
 _MIG = re.compile(r"\s+MIG .*\(UUID: ([^)]+)\)")
@@ -61,10 +61,10 @@ def devices_of_task(
     platform = platform_devices(environment)
     if platform is not None and not platform:
         if not plan.required:
-            note = f"{_VARIABLE}={environment[_VARIABLE]!r} on an executor hides its GPUs: it computes on the CPU"
+            note = f"{VISIBLE}={environment[VISIBLE]!r} on an executor hides its GPUs: it computes on the CPU"
             return TaskDevices(note=note if addresses else "")
         raise ClusterError(
-            f"useGpu=True: expected GPUs. Received: {_VARIABLE}={environment[_VARIABLE]!r}, which hides them, in an "
+            f"useGpu=True: expected GPUs. Received: {VISIBLE}={environment[VISIBLE]!r}, which hides them, in an "
             "executor's environment. Take it out (spark.executorEnv, or the service that starts executors)."
         )
     listed = listed_devices(listing())
@@ -101,10 +101,10 @@ def platform_devices(environment: Mapping[str, str]) -> list[str] | None:
     >>> platform_devices({}) is None
     True
     """
-    if _VARIABLE not in environment:
+    if VISIBLE not in environment:
         return None
     names: list[str] = []
-    for name in environment[_VARIABLE].split(","):
+    for name in environment[VISIBLE].split(","):
         # As CUDA reads it: what comes after something that is no device does not count.
         if not name.strip() or name.strip() in ("-1", "none", "void", "NoDevFiles"):
             break
@@ -132,9 +132,9 @@ def visible_names(addresses: Sequence[str], platform: Sequence[str] | None) -> l
     if all(address in platform for address in addresses):
         return list(addresses)
     raise ClusterError(
-        f"expected Spark's addresses of GPUs to be places in {_VARIABLE}={','.join(platform)}, or devices of it, which "
+        f"expected Spark's addresses of GPUs to be places in {VISIBLE}={','.join(platform)}, or devices of it, which "
         f"the executor's environment has. Received: {', '.join(addresses)}. Let the discovery script print the "
-        f"addresses 0 to {len(platform) - 1}, or take {_VARIABLE} out of the environment."
+        f"addresses 0 to {len(platform) - 1}, or take {VISIBLE} out of the environment."
     )
 
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark import TaskContext, cloudpickle
 
+from elephant.backends import GROWTH
 from elephant.backends.process_environment import process_environment
 from elephant.cluster.session import environment
 from elephant.cluster.warm_workers import COLD, WarmWorkers
@@ -48,8 +49,6 @@ _FROZEN_S = Timeouts.heartbeat_s
 _using = threading.Lock()
 
 _MAX_MODELS = 2
-# Memory of a GPU as it is needed: several tasks, each in a process of its own, may share one.
-_SHARED_GPU = {"TF_FORCE_GPU_ALLOW_GROWTH": "true", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 _OF_PROCESSES = ("PYTHONPATH", "PYTHONUNBUFFERED")
 _models: dict[str, Predictor] = {}
 _lock = threading.Lock()
@@ -202,7 +201,8 @@ def _environment_of_task(backend: str) -> dict[str, str] | None:
         threads=max(int(context.cpus()), 1),
         devices=[] if gpu is None else given_names(gpu.addresses, os.environ),
         backend=backend,
-        more=_SHARED_GPU,
+        # Several tasks, each in a process of its own, may share one.
+        more=GROWTH,
     )
 
 

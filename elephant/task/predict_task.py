@@ -430,18 +430,6 @@ def unpacked(model: PackedModel, content: bytes, chunks: Iterable[Sequence[pa.Ar
     yield from cloudpickle.loads(content)(model, chunks)
 
 
-def predict_series(
-    model: PackedModel,
-    arguments: Arguments,
-    outputs: Nest,
-    batch_size: int | None,
-    columns: Sequence[OutputColumn],
-    chunks: Iterable[Any],
-) -> Iterator[Any]:
-    """Yields the same for pandas series and data frames; a pandas UDF runs it, where Spark has no Arrow UDFs."""
-    return on_series(functools.partial(predict_arguments, model, arguments, outputs, batch_size, columns), chunks)
-
-
 def on_series(function: Callable[[Iterable[Any]], Iterator[pa.Array]], chunks: Iterable[Any]) -> Iterator[Any]:
     """Yields the results of a function on Arrow arrays for pandas series and data frames, as such."""
     for made in function(tuple(map(_as_arrow, chunk if isinstance(chunk, tuple) else (chunk,))) for chunk in chunks):

@@ -1,4 +1,4 @@
-"""Training processes of a Spark task: their environment, output, and end.
+"""Training processes of a Spark task: their output, and end.
 
 Blocks go in as the process takes them. What it prints is read as long as it lives: kept at its end, and passed on
 line by line.

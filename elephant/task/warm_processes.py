@@ -30,6 +30,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from elephant.backends import BACKENDS, asked_for, keras_file
+from elephant.backends.process_environment import READ_LATE
 from elephant.cluster.warm_workers import WarmWorkers
 from elephant.rank.executor import executor_above, memory_is_short, process_start
 from elephant.storage.filesystem import local_folder
@@ -68,20 +70,10 @@ _PRELOADED = (
     "elephant.task.predict_task",
     "elephant.spark.evaluate",
 )
-_PACKAGES = ("elephant-spark", "keras", "tensorflow", "jax", "torch", "numpy")
+_PACKAGES = ("elephant-spark", "keras", "numpy", *(name for one in BACKENDS.values() for name in one.packages))
 # Variables that differ between tasks and fits, and that nothing reads while it is imported.
 _OF_TASK = ("SPARK_", "PYSPARK_", "PYTHON_WORKER_", "PYTHON_UDF_", "ELEPHANT_")
-# A framework reads the first four when it looks for devices, which its import does not. Shells set the others.
-_READ_LATE = (
-    "CUDA_VISIBLE_DEVICES",
-    "CUDA_DEVICE_ORDER",
-    "TF_FORCE_GPU_ALLOW_GROWTH",
-    "XLA_PYTHON_CLIENT_PREALLOCATE",
-    "_",
-    "PWD",
-    "OLDPWD",
-    "SHLVL",
-)
+_OF_SHELL = ("_", "PWD", "OLDPWD", "SHLVL")
 
 
 class ForkedProcess:
@@ -361,8 +353,8 @@ def _start_server(folder: Path, key: str, executor: int, environment: Mapping[st
 def _run_server(
     folder: Path, key: str, listener: int, lock: int, executor: int, environment: Mapping[str, str]
 ) -> None:
-    backend = environment.get("KERAS_BACKEND", "tensorflow")
-    arguments = [folder, key, listener, lock, executor, process_start(executor), backend, ",".join(_PRELOADED)]
+    started, backend = process_start(executor), asked_for(environment)
+    arguments = [folder, key, listener, lock, executor, started, backend, ",".join(_PRELOADED)]
     command = [sys.executable, "-m", "elephant.task.forkserver", *map(str, arguments)]
     # The room in which a forked process shows what it runs.
     command.append("-" * max(0, _SHOWN - len(" ".join(command))))
@@ -426,21 +418,18 @@ def environment_key(environment: Mapping[str, str]) -> str:
     A process that was made for other threads, another backend or another import path is not taken.
     """
     read = sorted(_read_at_import(environment).items())
-    text = json.dumps([sys.executable, read, _inherited(), _keras_file(environment), *map(_version, _PACKAGES)])
+    text = json.dumps([sys.executable, read, _inherited(), _keras_settings(environment), *map(_version, _PACKAGES)])
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
 def _read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
-    return {
-        name: value for name, value in environment.items() if name not in _READ_LATE and not name.startswith(_OF_TASK)
-    }
+    later = (*READ_LATE, *_OF_SHELL)
+    return {name: value for name, value in environment.items() if name not in later and not name.startswith(_OF_TASK)}
 
 
-def _keras_file(environment: Mapping[str, str]) -> str:
-    """Returns the user's settings of Keras, which its import reads."""
-    folder = environment.get("KERAS_HOME") or os.path.join(environment.get("HOME") or os.path.expanduser("~"), ".keras")
+def _keras_settings(environment: Mapping[str, str]) -> str:
     try:
-        return Path(folder, "keras.json").read_text(errors="replace")
+        return keras_file(environment).read_text(errors="replace")
     except OSError:
         return ""
 

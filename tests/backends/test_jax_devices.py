@@ -5,6 +5,7 @@ import importlib.util
 import multiprocessing
 import os
 import re
+import runpy
 import signal
 import time
 from pathlib import Path
@@ -32,6 +33,7 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="jax is not installed"),
 ]
 
+GPU_CHECK = str(Path(__file__).parents[2] / "benchmarks" / "gpu_check.py")
 SIZES = (23, 0, 14)
 PATIENCE_S = 8.0
 DEADLINE_S = 4.0
@@ -110,8 +112,7 @@ def test_averages_when_dtypes_are_mixed_then_16_bits_are_summed_in_32_and_a_rank
 
 @pytest.mark.slow("three new processes; test_fit_when_a_rank_is_killed holds the rule")
 def test_check_of_gpus_when_devices_reduce_then_has_the_sums_of_the_host(pool):
-    from elephant.gpu_check import on_devices_and_host
-
+    on_devices_and_host = runpy.run_path(GPU_CHECK)["on_devices_and_host"]
     for apart, *times in pool.run(on_devices_and_host, [(40, 2)] * 2):
         assert apart <= 1e-6 and min(times) > 0
 
@@ -207,7 +208,7 @@ def test_devices_when_a_rank_is_killed_while_they_are_joined_then_the_others_nam
     sent = tmp_path / "sent"
 
     def join(is_killed):
-        from elephant.backends import current, devices
+        from elephant.backends import current, jax_devices
         from elephant.collective.api import current_collective
         from elephant.config import FitConfig
 
@@ -216,7 +217,7 @@ def test_devices_when_a_rank_is_killed_while_they_are_joined_then_the_others_nam
             os.kill(os.getpid(), signal.SIGKILL)
 
         if is_killed:
-            devices.JaxReducer._join = die
+            jax_devices.JaxReducer._join = die
         current().join_devices(current_collective(), FitConfig(num_workers=3, gpu_transport="nccl"), "127.0.0.1")
 
     with pytest.raises(RankError) as failed:

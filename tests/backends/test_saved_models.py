@@ -117,7 +117,7 @@ def arrays_of(path):
 @pytest.mark.spark
 # Two processes.
 @pytest.mark.timeout(2 * DEADLINE_S + 30)
-@pytest.mark.slow("fits and sessions; tests/modeling/test_model_spec.py holds what is changed in an archive")
+@pytest.mark.slow("fits and sessions; tests/modeling/test_keras_archive.py holds what is changed in one")
 @pytest.mark.parametrize("backend", INSTALLED)
 def test_model_when_trained_on_another_backend_then_predicts_and_goes_on_as_there(folder, saved_on, backend):
     if saved_on == backend:

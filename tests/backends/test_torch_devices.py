@@ -3,8 +3,10 @@
 import contextlib
 import importlib.util
 import os
+import runpy
 import signal
 import time
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -31,6 +33,7 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed"),
 ]
 
+GPU_CHECK = str(Path(__file__).parents[2] / "benchmarks" / "gpu_check.py")
 SIZES = (23, 0, 14)
 PATIENCE_S = 8.0
 DEADLINE_S = 4.0
@@ -124,8 +127,8 @@ def test_transport_when_the_devices_of_a_rank_add_up_wrong_then_all_refuse_it_or
         import torch
 
         from elephant import collective
-        from elephant.backends.devices import TorchReducer, reduce_on_devices
         from elephant.backends.gradient_averager import GradientAverager
+        from elephant.backends.torch_devices import TorchReducer, reduce_on_devices
         from elephant.collective.api import current_collective
         from elephant.config import FitConfig
         from elephant.errors import ConfigurationError
@@ -359,8 +362,7 @@ def test_fit_when_an_own_step_adds_up_its_loss_then_equals_one_process(pool):
 
 
 def test_check_of_gpus_when_devices_reduce_then_has_the_sums_of_the_host(pool):
-    from elephant.gpu_check import on_devices_and_host
-
+    on_devices_and_host = runpy.run_path(GPU_CHECK)["on_devices_and_host"]
     for apart, *times in pool.run(on_devices_and_host, [(40, 2)] * 2):
         assert apart <= 1e-6 and min(times) > 0
 
@@ -393,7 +395,7 @@ def test_group_when_a_rank_is_killed_while_it_is_formed_then_the_others_name_it_
     sent = tmp_path / "sent"
 
     def form(is_killed):
-        from elephant.backends import devices
+        from elephant.backends import torch_devices
         from elephant.backends.gradient_averager import GradientAverager
         from elephant.collective.api import current_collective
         from elephant.config import FitConfig
@@ -403,10 +405,10 @@ def test_group_when_a_rank_is_killed_while_it_is_formed_then_the_others_name_it_
             os.kill(os.getpid(), signal.SIGKILL)
 
         if is_killed:
-            devices._process_group = die
+            torch_devices._process_group = die
         averager = GradientAverager(current_collective(), lambda: 0.5)
         try:
-            devices.reduce_on_devices(averager, FitConfig(num_workers=3, gpu_transport="nccl"))
+            torch_devices.reduce_on_devices(averager, FitConfig(num_workers=3, gpu_transport="nccl"))
         finally:
             averager.close()
 

@@ -248,15 +248,15 @@ def test_fit_when_no_worker_had_training_rows_then_says_so():
 def test_steps_when_a_server_that_came_back_lacks_some_then_are_an_error():
     known = coordinator(training(0, rows=10), training(1, rows=0), training(2, rows=7))
     known.until_ended(Ended(None))
-    require_all_steps(known.state, {"0": 6, "2": 4}, epochs=2, batch_size=4)
+    require_all_steps(known.record, {"0": 6, "2": 4}, epochs=2, batch_size=4)
     with pytest.raises(TrainingError, match=r"expected all 4 steps of rank 2 in the model. Received: 3"):
-        require_all_steps(known.state, {"0": 6, "2": 3}, epochs=2, batch_size=4)
+        require_all_steps(known.record, {"0": 6, "2": 3}, epochs=2, batch_size=4)
     with pytest.raises(TrainingError, match=r"all 6 steps of rank 0 in the model. Received: 0"):
-        require_all_steps(known.state, {}, epochs=2, batch_size=4)
+        require_all_steps(known.record, {}, epochs=2, batch_size=4)
     # Epochs that go on in the rows where the last one ended; a worker without rows takes no step.
-    require_all_steps(known.state, {"0": 10, "2": 10}, epochs=2, batch_size=4, steps_per_epoch=5)
+    require_all_steps(known.record, {"0": 10, "2": 10}, epochs=2, batch_size=4, steps_per_epoch=5)
     with pytest.raises(TrainingError, match=r"expected all 10 steps of rank 2"):
-        require_all_steps(known.state, {"0": 10, "2": 4}, epochs=2, batch_size=4, steps_per_epoch=5)
+        require_all_steps(known.record, {"0": 10, "2": 4}, epochs=2, batch_size=4, steps_per_epoch=5)
 
 
 def test_fit_when_somebody_cancels_its_job_then_says_that_and_not_which_worker_was_lost():

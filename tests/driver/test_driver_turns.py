@@ -10,10 +10,11 @@ from keras_reference import classifier_data, job_for, regression_model
 
 from elephant.checkpoint.state import FitState
 from elephant.data.schema import RowSpec, TensorSpec
-from elephant.driver.driver_turns import SynchronousEpochs, runs_on_driver
+from elephant.driver.driver_turns import SynchronousEpochs
 from elephant.errors import UnsupportedError
 from elephant.modeling.variables import read_variables
 from elephant.monitor.events import CallbacksDue, EpochEnded
+from elephant.rank.callback_rules import Place, place_of
 from elephant.rank.job import NUMBERS, WEIGHTS
 from elephant.testing import fit_local
 
@@ -171,7 +172,7 @@ ON_DRIVER = {
 @pytest.mark.parametrize("kind", ON_DRIVER)
 def test_callback_when_it_looks_at_epochs_alone_and_decides_nothing_then_runs_on_the_driver(kind):
     callback, expected = ON_DRIVER[kind]
-    assert runs_on_driver(callback) == expected
+    assert (place_of(callback) is Place.DRIVER) == expected
 
 
 def due(epoch, model=None, **fields):

@@ -3,9 +3,10 @@
 import pytest
 from fake_channel import Ended
 
-from elephant.driver.coordinator_location import LoggedEvents, replay_coordinator
+from elephant.driver.replay import LoggedEvents, replay_coordinator
 from elephant.errors import WorkerFailure
-from elephant.monitor.events import EventLog, RankEpoch, Started
+from elephant.monitor.event_log import EventLog
+from elephant.monitor.events import RankEpoch, Started
 from elephant.monitor.progress import Progress
 from elephant.task.task import result_rows
 
@@ -62,4 +63,4 @@ def test_run_when_its_record_is_there_then_has_the_times_of_its_ranks_by_epoch()
     times = [RankEpoch(rank=rank, epoch=epoch, rows=9, **numbers) for epoch in (0, 1) for rank in (0, 1)]
     # A worker that is run again tells an epoch once more.
     before = RankEpoch(rank=1, epoch=0, rows=4, **numbers)
-    assert replayed(EndedWell(told(before, times[2], times[1], times[3], times[0]))).rank_epochs == times
+    assert replayed(EndedWell(told(before, times[2], times[1], times[3], times[0]))).record.rank_epochs == times

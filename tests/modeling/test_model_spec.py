@@ -14,7 +14,7 @@ from tables import every_case
 
 from elephant.data.schema import RowSpec, TensorSpec
 from elephant.errors import ConfigurationError
-from elephant.modeling.model_spec import model_source, settings_for_this_backend
+from elephant.modeling.model_spec import model_source
 from elephant.modeling.variables import build_variables, read_variables, write_variables
 
 
@@ -67,7 +67,7 @@ def test_source_when_a_layer_is_registered_here_then_builds_where_it_is_not(tmp_
     code = """
 import keras, sys
 from pyspark import cloudpickle
-from elephant.modeling.model_spec import model_source, settings_for_this_backend
+from elephant.modeling.model_spec import model_source
 
 @keras.saving.register_keras_serializable(package="mine")
 class Twice(keras.layers.Layer):
@@ -96,48 +96,6 @@ def test_source_when_another_backend_has_saved_it_then_compiles_as_this_one_does
     for saved_on, expected in ((here, not by_itself), (other, by_itself)):
         built = replace(source, settings=replace(source.settings, backend=saved_on)).build()
         assert (built.jit_compile, type(built.optimizer).__name__) == (expected, "Adam")
-
-
-OF_TORCH = {
-    "module": "keras.src.backend.torch.optimizers.torch_adam",
-    "class_name": "Adam",
-    "config": {"beta_1": 0.5},
-    "registered_name": "Adam",
-}
-OF_ALL = {**OF_TORCH, "module": "keras.optimizers", "registered_name": None}
-SCALED = {"module": "keras.optimizers", "class_name": "LossScaleOptimizer"}
-GROUPS = {"module": "keras.optimizers", "class_name": "MultiOptimizer"}
-SETTINGS = {
-    "JAX's, on PyTorch": ("torch", "jax", (OF_ALL, True), (OF_ALL, "auto")),
-    "a file of JAX or TensorFlow, on PyTorch": ("torch", None, (OF_ALL, True), (OF_ALL, "auto")),
-    "a file of PyTorch, on PyTorch": ("torch", None, (OF_TORCH, True), (OF_TORCH, True)),
-    "PyTorch's, on PyTorch": ("torch", "torch", (OF_ALL, True), (OF_ALL, True)),
-    "PyTorch's, on JAX": ("jax", "torch", (OF_TORCH, False), (OF_ALL, "auto")),
-    "a file of PyTorch, on TensorFlow": ("tensorflow", None, (OF_TORCH, False), (OF_ALL, "auto")),
-    "TensorFlow's, on JAX": ("jax", "tensorflow", (OF_ALL, False), (OF_ALL, "auto")),
-    "a file of JAX or TensorFlow, on JAX": ("jax", None, (OF_ALL, False), (OF_ALL, False)),
-    "inside of another optimizer": (
-        "jax",
-        "torch",
-        ({**SCALED, "config": {"inner_optimizer": OF_TORCH}}, False),
-        ({**SCALED, "config": {"inner_optimizer": OF_ALL}}, "auto"),
-    ),
-    "several": (
-        "jax",
-        None,
-        ({**GROUPS, "config": {"optimizers": [OF_TORCH, OF_ALL]}}, False),
-        ({**GROUPS, "config": {"optimizers": [OF_ALL, OF_ALL]}}, "auto"),
-    ),
-}
-
-
-@every_case("here, saved_on, given, expected", SETTINGS.values(), ids=SETTINGS)
-def test_compile_settings_when_another_backend_has_saved_them_then_are_those_of_this_one(
-    monkeypatch, here, saved_on, given, expected
-):
-    monkeypatch.setattr(keras.config, "backend", lambda: here)
-    before, after = ({"optimizer": one, "loss": "mse", "jit_compile": jit} for one, jit in (given, expected))
-    assert settings_for_this_backend(before, saved_on=saved_on) == after
 
 
 def test_source_when_copied_then_keeps_its_id_and_trained_ones_get_another():
@@ -245,23 +203,6 @@ def test_source_when_the_policy_changes_after_construction_then_builds_under_its
         again = source.with_variables(read_variables(model), (3,)).build()
         assert len(read_variables(again)) == len(read_variables(model))
     assert keras.config.dtype_policy().name == policy.name
-
-
-def test_archive_when_a_rank_loads_it_then_lies_in_its_work_folder_which_its_task_removes(tmp_path, monkeypatch):
-    source, places = model_source(compiled()), []
-    load = keras.saving.load_model
-    monkeypatch.setattr(keras.saving, "load_model", lambda path, **given: places.append(path) or load(path, **given))
-    monkeypatch.setenv("ELEPHANT_WORK_FOLDER", str(tmp_path))
-    source.build()
-    assert [place.parent.parent for place in places] == [tmp_path]
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_archive_when_the_rank_s_work_folder_is_gone_then_lies_nowhere_else(tmp_path, monkeypatch):
-    # The task has ended, and so will the rank: what it put elsewhere nobody would remove.
-    monkeypatch.setenv("ELEPHANT_WORK_FOLDER", str(tmp_path / "gone"))
-    with pytest.raises(FileNotFoundError):
-        model_source(compiled()).build()
 
 
 def test_source_when_layers_have_low_rank_factors_then_carries_them_and_what_was_trained():

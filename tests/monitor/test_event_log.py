@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from elephant.errors import ProtocolError
+from elephant.monitor.event_log import EventLog
 from elephant.monitor.events import (
     EpochEnded,
-    EventLog,
     Finished,
     Printed,
     RankFailure,
@@ -17,6 +17,7 @@ from elephant.monitor.events import (
     Started,
     StateSaved,
     StepEnded,
+    TaskSilent,
     TrainingFinished,
     from_message,
     packed,
@@ -33,6 +34,7 @@ def test_unpacked_when_events_of_all_kinds_were_packed_then_gives_them_back():
         STARTED,
         RankFailure(rank=0, host="h", kind="ValueError", message="x", traceback="T", log_tail="L", step=4),
         RankSilent(rank=2, silent_s=3.0),
+        TaskSilent(rank=2, host="h", executor="e", attempt=1, silent_s=3.0),
         RankGone(rank=2),
         RunNote(rank=0, text="said"),
         ServerCounts(rank=0, statistics={"updates": 3}),
@@ -70,7 +72,7 @@ def test_recording_when_ranks_end_then_knows_them_and_the_seconds_of_epochs():
     recording.show(EpochEnded(rank=0, epoch=0, logs={"loss": 1.0}))
     recording.show(Finished(rank=0))
     recording.show(RankGone(rank=1))
-    assert recording.ended == {0, 1}
+    assert recording.record.ended == {0, 1}
     (epoch,) = [event for event in unpacked(recording.to_bytes()) if isinstance(event, EpochEnded)]
     assert epoch.logs == {"loss": 1.0} and epoch.seconds >= 0
 

@@ -5,8 +5,9 @@ import re
 import pytest
 from tables import every_case
 
+from elephant.monitor.advice import advice_on_runs
 from elephant.monitor.report import PARTS
-from elephant.monitor.scaling import TITLES, ScalingRun, advice, as_json, efficiencies, page, table_rows
+from elephant.monitor.scaling import TITLES, ScalingRun, as_json, efficiencies, page, table_rows
 from elephant.monitor.summary import FitSummary
 
 
@@ -97,7 +98,7 @@ def test_efficiency_when_the_run_of_one_worker_failed_then_is_that_over_the_smal
     ],
 )  # fmt: skip
 def test_advice_when_something_stands_out_then_names_it_with_its_numbers(runs, options, texts):
-    found = advice(runs, options)
+    found = advice_on_runs(runs, options)
     assert len(found) == len(texts), found
     for text, beginning in zip(found, texts, strict=True):
         assert text.startswith(beginning), text
@@ -105,7 +106,7 @@ def test_advice_when_something_stands_out_then_names_it_with_its_numbers(runs, o
 
 def test_page_when_a_run_failed_then_has_the_others_and_the_reason_as_text():
     runs = [run_of(1, 100.0), run_of(4, 380.0, exchange=0.1), ScalingRun(workers=8, batch_size=32, error="<lost>")]
-    shown = page(runs, advice(runs, {}), {"model": "<m:build>"})
+    shown = page(runs, advice_on_runs(runs, {}), {"model": "<m:build>"})
     assert "8 workers: &lt;lost&gt;" in shown and "&lt;m:build&gt;" in shown
     assert shown.count("<svg") == 2 and "http" not in re.sub(r'xmlns="[^"]*"', "", shown)
     assert [len(row) for row in table_rows(runs)] == [len(TITLES)] * 2

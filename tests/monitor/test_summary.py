@@ -15,8 +15,9 @@ from elephant.errors import ConfigurationError
 from elephant.monitor import report
 from elephant.monitor.events import EpochEnded, RankEpoch, RankFailure, RunNote, Started, from_message, to_message
 from elephant.monitor.listeners import EventFile, Listeners
+from elephant.monitor.rank_times import rank_times
 from elephant.monitor.report import timeline_svg
-from elephant.monitor.summary import FitSummary, page, rank_times
+from elephant.monitor.summary import FitSummary, page
 
 SVG = "{http://www.w3.org/2000/svg}"
 

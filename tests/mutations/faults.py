@@ -188,7 +188,7 @@ FAULTS = (
     ),
     Fault(
         name="statistics-weighted-by-last-step",
-        file="elephant/rank/callbacks.py",
+        file="elephant/rank/rank_callbacks.py",
         old="average_moving_statistics(self.model, self._collective, self._share.since(0))",
         new="average_moving_statistics(self.model, self._collective, self._share())",
         breaks="Moving statistics are averaged by the rows of the last step, in which some ranks idle.",
@@ -207,7 +207,7 @@ FAULTS = (
     # Validation
     Fault(
         name="validation-keeps-training-metrics",
-        file="elephant/rank/callbacks.py",
+        file="elephant/rank/rank_callbacks.py",
         old="            self._callbacks.on_test_begin()\n            self.model.reset_metrics()\n",
         new="            self._callbacks.on_test_begin()\n",
         breaks="A rank without validation rows adds its training metrics to val_loss.",
@@ -455,7 +455,7 @@ FAULTS = (
     # Ranks that idle, batch normalization, buckets
     Fault(
         name="stand-in-rows-in-metrics",
-        file="elephant/rank/callbacks.py",
+        file="elephant/rank/rank_callbacks.py",
         old="variables = [*metric_variables(self.model), *moving_statistics(self.model)]",
         new="variables = [*moving_statistics(self.model)]",
         breaks="The stand-in rows of a rank that idles count in the metrics.",
@@ -463,7 +463,7 @@ FAULTS = (
     ),
     Fault(
         name="stand-in-rows-in-statistics",
-        file="elephant/rank/callbacks.py",
+        file="elephant/rank/rank_callbacks.py",
         old="variables = [*metric_variables(self.model), *moving_statistics(self.model)]",
         new="variables = [*metric_variables(self.model)]",
         breaks="The stand-in rows of a rank that idles move the averages of batch normalization.",
@@ -471,7 +471,7 @@ FAULTS = (
     ),
     Fault(
         name="stand-in-rows-in-local-optimizers",
-        file="elephant/rank/callbacks.py",
+        file="elephant/rank/rank_callbacks.py",
         old="            if self._keep_optimizers:\n                variables += optimizer_slots(self.model)\n",
         new="",
         breaks="Stand-in rows move the momenta of a rank that trains alone between two averages.",
@@ -506,7 +506,7 @@ FAULTS = (
     ),
     Fault(
         name="drift-unnoticed",
-        file="elephant/rank/callbacks.py",
+        file="elephant/rank/rank_callbacks.py",
         old="if len(set(digests)) > 1:",
         new="if len(set(digests)) > collective.world_size:",
         breaks="Ranks whose weights have drifted apart go on.",
@@ -874,15 +874,39 @@ FAULTS = (
     ),
     Fault(
         name="sharing-callback-on-the-driver",
-        file="elephant/driver/driver_turns.py",
-        old="shared is not None and shared.is_shared(place)",
+        file="elephant/rank/callback_rules.py",
+        old="index in sharing and not is_of_tool(callback)",
         new="False",
         breaks="A callback on the driver sets a variable of which the loss on the workers has copies.",
         tests=("tests/rank/test_shared_state.py",),
     ),
     Fault(
+        name="ranks-started-again-though-they-had-begun",
+        file="elephant/driver/run_ranks.py",
+        old="if retry.refused or not began)",
+        new="if True)",
+        breaks="A fit that has trained begins again from its first epoch, without a word.",
+        tests=("tests/driver/test_run_ranks.py",),
+    ),
+    Fault(
+        name="retried-for-ever",
+        file="elephant/driver/run_ranks.py",
+        old="        left.remove(retry)\n",
+        new="",
+        breaks="Ranks whose executor is lost each time before they begin are started again and again.",
+        tests=("tests/driver/test_run_ranks.py",),
+    ),
+    Fault(
+        name="deciding-callback-ahead-of-the-user-s",
+        file="elephant/rank/callback_rules.py",
+        old="elif follows and rule_of(callback).by_numbers:",
+        new="elif False:",
+        breaks="EarlyStopping on the workers looks for a number that a callback on the driver puts into the logs.",
+        tests=("tests/rank/test_callback_rules.py",),
+    ),
+    Fault(
         name="stop-of-a-batch-comes-late",
-        file="elephant/rank/callbacks.py",
+        file="elephant/rank/rank_callbacks.py",
         old="self._stop.agreed = any_rank(self._stop.requested, self._collective)",
         new="pass",
         breaks="A callback that stops in a batch stops the fit one step later than one process.",
@@ -992,8 +1016,8 @@ FAULTS = (
     Fault(
         name="echo-blamed",
         file="elephant/driver/coordinator_policy.py",
-        old="return next((failure for failure in state.failures if not failure.is_echo), None)",
-        new="return next(iter(state.failures), None)  # Not the cause.",
+        old="return next((failure for failure in record.failures if not failure.is_echo), None)",
+        new="return next(iter(record.failures), None)  # Not the cause.",
         breaks="A rank that lost a peer is blamed, and not the one that failed.",
         tests=("tests/driver/test_coordinator.py",),
     ),
@@ -1111,7 +1135,7 @@ FAULTS = (
     Fault(
         name="gpus-not-hidden",
         file="elephant/backends/process_environment.py",
-        old='return {"CUDA_VISIBLE_DEVICES": "-1"}',
+        old='return {VISIBLE: "-1"}',
         new="return {}",
         breaks="Workers that are to compute on the CPU take the GPUs of others.",
         tests=("tests/task/test_devices.py",),
@@ -1196,8 +1220,8 @@ FAULTS = (
     Fault(
         name="load-names-of-installed-packages",
         file="elephant/spark/saving/trust.py",
-        old='return file is None or module.split(".")[0] in _PLATFORM or bool(_INSTALLED & set(Path(file).parts))',
-        new='return file is None or module.split(".")[0] in _PLATFORM',
+        old='return file is None or module.split(".")[0] in PLATFORM or bool(INSTALLED & set(Path(file).parts))',
+        new='return file is None or module.split(".")[0] in PLATFORM',
         breaks="A file that nobody trusts may have functions of installed packages called.",
         tests=(
             "tests/spark/test_trust.py::"

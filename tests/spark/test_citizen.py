@@ -147,9 +147,8 @@ def test_cross_validator_when_it_tries_batch_sizes_and_rates_then_finds_the_bett
     fitted = validator.fit(points_frame(spark).cache())
     about = "elephant fit: 1 worker, 4 epochs, synchronous"
     params = ("batchSize=8", "batchSize=64, learningRate=1e-07")
-    names = [f"{about}, fold {fold} of 2, {each}" for fold in (1, 2) for each in params]
-    # The best one is fitted once more, on all rows.
-    assert_described(spark, dict.fromkeys([*names, f"{about}, batchSize=8"], 1))
+    # Each of two folds, and the best one once more, on all rows.
+    assert_described(spark, {f"{about}, {params[0]}": 3, f"{about}, {params[1]}": 2})
     assert fitted.avgMetrics[0] < 0.5 < fitted.avgMetrics[1]
     assert fitted.bestModel.history["loss"][-1] < 0.5
     assert fitted.bestModel.transform(points_frame(spark)).count() == 120

@@ -81,7 +81,7 @@ def test_fit_when_a_stranger_comes_then_goes_on_and_says_who_it_was(spark, capsy
             strangers.append(socket.create_connection((options["bind_host"], self.port), timeout=10))
             strangers[-1].sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nUser-Agent: a health check\r\n\r\n")
 
-    monkeypatch.setattr("elephant.driver.launcher.Channel", Visited)
+    monkeypatch.setattr("elephant.driver.run_ranks.Channel", Visited)
     frame = partitioned_frame(spark, split_rows(classifier_data(20), [10, 10]), SCHEMA)
     estimator = KerasEstimator(model=regression_model(keras.optimizers.SGD(0.1)), numWorkers=2, mode=mode)
     fitted = estimator.fit(frame)

@@ -95,7 +95,7 @@ def test_fit_when_a_callback_needs_what_is_not_there_then_says_so_before_anythin
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *more: None if name == "tensorboard" else find(name, *more)
     )
-    monkeypatch.setattr("elephant.spark.fit.train_ranks", lambda *args, **options: pytest.fail("the fit was begun"))
+    monkeypatch.setattr("elephant.spark.fit.run_ranks", lambda *args, **options: pytest.fail("the fit was begun"))
     board = keras.callbacks.TensorBoard(str(tmp_path / "logs"), update_freq=frequency)
     estimator = KerasEstimator(model=regression_model("sgd"), mode=mode, callbacks=[board], verbose=0)
     with pytest.raises(error, match="expected tensorboard"):

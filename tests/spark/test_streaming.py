@@ -1,11 +1,8 @@
 """``fit_stream`` on files that arrive: every row counts once, through stops, failures and deliveries that repeat."""
 
-import io
-import json
 import os
 import sys
 import time
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +19,7 @@ from elephant import KerasEstimator
 from elephant.errors import ConfigurationError, DataError, TrainingError
 from elephant.modeling.model_spec import model_source
 from elephant.spark.params import fit_config
-from elephant.spark.saving.streaming import StreamFolder, StreamState, StreamTrainer, read_zip
+from elephant.spark.saving.streaming import StreamFolder, StreamState, StreamTrainer
 
 pytestmark = pytest.mark.usefixtures("by_value")
 
@@ -267,38 +264,6 @@ def test_folder_when_the_newest_checkpoint_is_cut_short_then_the_one_before_coun
     state = StreamFolder(spark, str(tmp_path / "model")).latest(source)
     assert (state.batch, state.history) == (2, {"loss": [1.0, 1.0]})
     assert state.source.build().get_weights()[0].tolist() == [[0.0]] * 4
-
-
-def write_zip(path, batch, members):
-    """Writes a stream's state as 0.1.0 did."""
-    about = {"batch": batch, "stream": "a", "history": {"loss": [1.0] * batch}, "rows": None}
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("batch.json", json.dumps(about))
-        for name, content in members.items():
-            archive.writestr(name, content)
-
-
-def test_folder_when_written_by_the_first_version_then_is_read_until_there_is_a_newer_state(spark, tmp_path):
-    source, trained = model_source(counting_model()), counting_model()
-    trained.set_weights([np.full_like(weight, 7) for weight in trained.get_weights()])
-    for batch in range(3):
-        write_zip(tmp_path / f"batch-{batch:020d}.zip", batch, {"model.keras": model_source(trained).archive})
-    cut = tmp_path / f"batch-{2:020d}.zip"
-    cut.write_bytes(cut.read_bytes()[:-30])
-    folder = StreamFolder(spark, str(tmp_path))
-    state = folder.latest(source)
-    assert (state.batch, state.stream_id, state.history) == (1, "a", {"loss": [1.0]})
-    assert state.source.build().get_weights()[0].tolist() == [[7.0]] * 4
-    folder.write(StreamState(stream_id="a", batch=2, source=source, history={}))
-    assert StreamFolder(spark, str(tmp_path)).latest(source).batch == 2
-
-
-def test_zip_when_of_a_model_that_a_function_builds_then_has_its_variables():
-    variables, content, archive = [np.arange(3.0), np.ones((2, 2))], io.BytesIO(), io.BytesIO()
-    np.savez(content, *variables)
-    write_zip(archive, 4, {"variables.npz": content.getvalue()})
-    state = read_zip(archive.getvalue())
-    assert (state.epochs, [array.tolist() for array in state.group("model")]) == (4, [v.tolist() for v in variables])
 
 
 def test_state_when_its_model_is_not_finite_then_is_gone_on_from_all_the_same(spark, tmp_path):

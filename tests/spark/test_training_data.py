@@ -21,7 +21,7 @@ from elephant.errors import ConfigurationError, DataError, SchemaError
 from elephant.modeling.model_spec import model_source
 from elephant.spark.columns.column_selection import ColumnSelection
 from elephant.spark.columns.column_types import selected_columns, training_schema
-from elephant.spark.training_data import open_files
+from elephant.spark.file_formats import open_files
 
 TYPES = (
     "byte tinyint, short smallint, i int, long bigint, f float, d double, flag boolean, `a.b` decimal(12,3), day date, "

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from elephant.config import Timeouts
-from elephant.driver.coordinator_location import LoggedEvents, replay_coordinator
+from elephant.driver.replay import LoggedEvents, replay_coordinator
 from elephant.errors import PeerLostError, TrainingError, WorkerFailure
 from elephant.monitor.channel import Channel, ChannelClient
 from elephant.monitor.events import RankFailure, TaskStarted

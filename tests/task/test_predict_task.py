@@ -1,5 +1,6 @@
 """What a task of ``transform`` or of a UDF does with Arrow columns, against Keras' own ``predict``."""
 
+import functools
 import os
 import types
 from decimal import Decimal
@@ -359,22 +360,23 @@ def test_output_columns_when_outputs_are_several_then_are_named_after_them():
 
 def test_predict_when_spark_has_no_arrow_udfs_then_series_and_record_batches_give_the_same():
     pandas = pytest.importorskip("pandas")
-    from elephant.task.predict_task import predict_batches, predict_series
+    from elephant.task.predict_task import on_series, predict_arguments, predict_batches
 
     model = identity()
     pack, columns = packed(Servable.of_model(model), model_id="series"), [OutputColumn("r0", 0, VALUES)]
     rows = [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0]]
     arguments = Arguments((Argument("x", "float32", (3,)),), 0)
-    (series,) = predict_series(pack, arguments, 0, 2, columns, [pandas.Series([np.array(row) for row in rows])])
+    predicts = functools.partial(predict_arguments, pack, arguments, 0, 2)
+    (series,) = on_series(functools.partial(predicts, columns), [pandas.Series([np.array(row) for row in rows])])
     assert [row.tolist() for row in series] == rows
     parts = tuple(pandas.Series(column) for column in zip(*rows, strict=True))
-    (series,) = predict_series(pack, arguments, 0, 2, columns, [parts])
+    (series,) = on_series(functools.partial(predicts, columns), [parts])
     assert [row.tolist() for row in series] == rows
     dense = {"type": [1] * 3, "size": [None] * 3, "indices": [None] * 3, "values": [np.array(row) for row in rows]}
-    (series,) = predict_series(pack, arguments, 0, 2, columns, [pandas.DataFrame(dense)])
+    (series,) = on_series(functools.partial(predicts, columns), [pandas.DataFrame(dense)])
     assert [row.tolist() for row in series] == rows
     both = [*columns, OutputColumn("r1", 0, VALUES)]
-    (frame,) = predict_series(pack, arguments, 0, 2, both, [pandas.Series(rows)])
+    (frame,) = on_series(functools.partial(predicts, both), [pandas.Series(rows)])
     assert list(frame.columns) == ["r0", "r1"] and frame["r1"][2].tolist() == rows[2]
     schema = DataSchema(inputs=(Field("f", ("x",), "float32", DENSE, (3,)),))
     prediction = Prediction(model=pack, schema=schema, outputs=0, batch_size=2)

@@ -651,7 +651,7 @@ EXECUTOR = """
 """
 TASK = """
     import os, sys, time
-    from elephant.cluster import warm_processes
+    from elephant.task import warm_processes
 
     warm_processes.executor_above = lambda process: (os.getppid(), "7")
     warm_processes._PRELOADED = ("elephant.rank.program", "elephant.rank.chunks")
@@ -668,7 +668,7 @@ TASK = """
 # One whose server still imports, and which has rows already.
 EARLY_TASK = """
     import os, time
-    from elephant.cluster import warm_processes
+    from elephant.task import warm_processes
 
     warm_processes.executor_above = lambda process: (os.getppid(), "7")
     warm_processes._PRELOADED = ("elephant.rank.program", "blocking_module")

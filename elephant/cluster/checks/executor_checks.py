@@ -7,7 +7,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from elephant.backends import BACKENDS, DEFAULT
+from elephant.backends import BACKENDS, DEFAULT, VARIABLE
 from elephant.cluster.checks.executor_facts import ExecutorFacts, ExecutorReport
 from elephant.cluster.checks.registry import (
     FAILURE,
@@ -210,9 +210,9 @@ def check_backend(facts: Sequence[ExecutorFacts], driver: ExecutorFacts, backend
 @check(Phase.EXECUTORS, when=_needs_keras)
 def check_chosen_backend(facts: Sequence[ExecutorFacts], backend: str) -> CheckResult:
     """Returns whether the executors' environment names another backend than the model's, with which workers compute."""
-    named = ((one.place, one.variables.get("KERAS_BACKEND", backend)) for one in facts)
+    named = ((one.place, one.variables.get(VARIABLE, backend)) for one in facts)
     return _compared(
-        "KERAS_BACKEND",
+        VARIABLE,
         f"{backend}, the model's, on executors that have the variable",
         [(place, found) for place, found in named if found != backend],
         good=backend,

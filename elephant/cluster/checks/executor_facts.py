@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from elephant.backends import BACKENDS, backend_named
+from elephant.backends import BACKENDS, VARIABLE, backend_named, log_levels
 from elephant.cluster.executors import running_executors
 from elephant.cluster.session import setting
 from elephant.cluster.spark_job import SparkJob, described
@@ -75,6 +75,7 @@ def facts_function(
     Args:
         connect_back: Returns why the driver is not reached; None asks nothing.
     """
+    variables = (VARIABLE, "PYSPARK_PYTHON", "http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
 
     def read_facts() -> dict[str, Any]:
         import importlib.metadata
@@ -128,7 +129,6 @@ def facts_function(
         except OSError:
             shared = None
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        wanted = ("KERAS_BACKEND", "PYSPARK_PYTHON", "http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
         return {
             "host": socket.gethostname(),
             "executor": executor(),
@@ -139,7 +139,7 @@ def facts_function(
             "folder": folder,
             "free_bytes": free,
             "writable": os.access(folder, os.W_OK),
-            "variables": {name: os.environ[name] for name in wanted if name in os.environ},
+            "variables": {name: os.environ[name] for name in variables if name in os.environ},
             "backends": [name for name in backends if importlib.util.find_spec(name) is not None],
             "time": time.time(),
             "shared_memory_bytes": shared,
@@ -151,12 +151,12 @@ def facts_function(
 
 
 def gpu_function(timeout_s: float, backend: str) -> Callable[[], dict[str, Any]]:
-    """Returns the function that tells which GPUs an executor has, and whether TensorFlow can use them.
+    """Returns the function that tells which GPUs an executor has, and whether a backend can use them.
 
     The framework is imported in a process of its own: a Python worker of Spark's that had
     once taken hold of a GPU would keep it.
     """
-    code = backend_named(backend).count_gpus
+    code, errors_alone = backend_named(backend).count_gpus, log_levels("3")
 
     def detect_gpus() -> dict[str, Any]:
         import os
@@ -173,7 +173,7 @@ def gpu_function(timeout_s: float, backend: str) -> Callable[[], dict[str, Any]]
                     capture_output=True,
                     timeout=timeout_s,
                     check=False,
-                    env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+                    env={**os.environ, **errors_alone},
                 )
             except subprocess.TimeoutExpired:
                 return "", f"no answer within {timeout_s:g} s"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import importlib.util
-import json
 import os
 import platform
 import re
@@ -19,7 +18,7 @@ from urllib.parse import urlsplit
 
 from packaging.version import Version
 
-from elephant.backends import BACKENDS, DEFAULT
+from elephant.backends import BACKENDS, DEFAULT, asked_for
 from elephant.cluster.checks.executor_checks import FLOOR_BYTES, SCARCE_BYTES, oldest_arrow
 from elephant.cluster.checks.registry import (
     FAILURE,
@@ -74,18 +73,6 @@ def _first_version(distributions: tuple[str, ...]) -> str:
 def has_distutils() -> bool:
     """Returns whether ``distutils`` can be imported; setuptools brings it where Python has it no more."""
     return any(importlib.util.find_spec(name) is not None for name in ("distutils", "setuptools"))
-
-
-def keras_backend() -> str:
-    """Returns the Keras backend that is asked for, as Keras looks for it, without importing it."""
-    named = os.environ.get("KERAS_BACKEND")
-    if named:
-        return named
-    home = Path(os.environ.get("KERAS_HOME") or Path.home() / ".keras")
-    try:
-        return str(json.loads((home / "keras.json").read_text(encoding="utf-8")).get("backend") or DEFAULT)
-    except (OSError, ValueError, AttributeError):
-        return DEFAULT
 
 
 def complaints_of_pyspark() -> dict[str, str]:
@@ -339,7 +326,7 @@ def examine_packages() -> list[CheckResult]:
         spark_version=spark,
         has_distutils=has_distutils(),
         versions=versions,
-        backend=keras_backend(),
+        backend=asked_for(),
         complaints=complaints_of_pyspark() if spark else {},
     )
 

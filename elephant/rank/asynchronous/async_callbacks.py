@@ -15,7 +15,7 @@ from elephant.modeling.sync_batch_norm import momenta, steps_of_all
 from elephant.modeling.variables import assign_flat, flatten, metric_variables, moving_statistics
 from elephant.monitor.events import EpochPart
 from elephant.rank.asynchronous.push_strategies import WorkerExchange
-from elephant.rank.callbacks import BATCH_EVENTS, WRITERS, listens
+from elephant.rank.callback_rules import Duty, has_copies_on_workers, listens, rule_of
 from elephant.rank.input.feed import BatchFeed
 from elephant.rank.job import StepReporter, as_numbers
 from elephant.rank.process_pipe import begin_step
@@ -40,14 +40,6 @@ class AveragedState(Protocol):
         """Returns the average over the workers."""
 
 
-def listens_to_batches(callback: keras.callbacks.Callback) -> bool:
-    """Returns whether a callback looks at batches, and so runs on the workers.
-
-    Those of Keras that write files run on the driver alone.
-    """
-    return not isinstance(callback, WRITERS) and listens(callback, *BATCH_EVENTS)
-
-
 def worker_copies(
     callbacks: Sequence[keras.callbacks.Callback], shared: SharedState | None = None
 ) -> tuple[keras.callbacks.Callback, ...]:
@@ -56,15 +48,15 @@ def worker_copies(
     Raises:
         UnsupportedError: One sets a variable that the model uses too, at an event that workers do not hear of.
     """
-    places = {place for place in range(len(callbacks)) if shared is not None and shared.is_shared(place)}
-    for callback in (callbacks[place] for place in places):
-        if listens(callback, "on_epoch_end") or isinstance(callback, WRITERS):
+    sharing = set() if shared is None else shared.sharing
+    for callback in (callbacks[index] for index in sharing):
+        if listens(callback, "on_epoch_end") or rule_of(callback).duty is Duty.WRITES:
             raise UnsupportedError(
                 f"callbacks: expected {type(callback).__name__}, which shares a variable with the model, to set it at "
                 "the begin of an epoch or in a batch. Received: one with an on_epoch_end, which runs on the driver, "
                 "while the variable is on the workers. Set it in on_epoch_begin, or use mode='synchronous'."
             )
-    here = (one for place, one in enumerate(callbacks) if place in places or listens_to_batches(one))
+    here = (one for index, one in enumerate(callbacks) if index in sharing or has_copies_on_workers(one))
     copies = tuple(map(copy.copy, here))
     for one in copies:
         one._model = None

@@ -8,7 +8,8 @@ of batches follows from the fit's seed, so that no row is left out and none coun
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import keras
 
@@ -30,11 +31,11 @@ from elephant.rank.asynchronous.push_strategies import (
     WorkerExchange,
     check_local_optimizers,
 )
-from elephant.rank.callbacks import StepProgress
 from elephant.rank.input.feed import BatchFeed
 from elephant.rank.input.preprocessed_shard import prepared_rows
 from elephant.rank.job import TrainingJob, epoch_plan, mixed_policy, prepared_model, reseed, set_up_process
 from elephant.rank.metrics.batch_means import count_rows
+from elephant.rank.rank_callbacks import CallbackOrder, StepProgress, in_order
 from elephant.rank.rank_info import RankInfo
 from elephant.rank.rank_progress import StepTimes, TrainingPosition
 from elephant.rank.traced_step import TracedStep, leave_loops_of_server
@@ -139,8 +140,13 @@ class _Worker:
         )
         epochs, exchange = job.config.epochs, self._exchange
         events = BatchEvents(own, progress, self._place, epochs=epochs, exchange=exchange, reporter=reporter)
-        callbacks = [WorkerSteps(self._place), exchange, self._epochs, events]
-        self._callbacks = callbacks if times is None else times.around(callbacks)
+        callbacks: dict[CallbackOrder, Sequence[Any]] = {
+            CallbackOrder.STEPS: [WorkerSteps(self._place)],
+            CallbackOrder.EXCHANGE: [exchange],
+            CallbackOrder.EPOCH: [self._epochs],
+            CallbackOrder.OF_USER: [events],
+        }
+        self._callbacks = in_order(callbacks, times)
         for callback in (self._exchange, self._epochs):
             callback.set_model(self._model)
 

@@ -58,7 +58,7 @@ _Batch = tuple[Any, Any, Any]
 
 def is_needed(model: keras.Model) -> bool:
     """Returns whether a model's step has to be rehearsed: what it is of rows, or of lookups, nothing else tells."""
-    return has_own_step(model) or (current().name == "tensorflow" and bool(model.run_eagerly))
+    return has_own_step(model) or (current().gives_slices and bool(model.run_eagerly))
 
 
 def gradient_names(model: keras.Model) -> list[Name]:
@@ -170,24 +170,11 @@ class _Stage:
         averager.bind(totals, lambda: share, averager.stop)
         averager.note = notes.take
         try:
-            self._step(keras.utils.pack_x_y_sample_weight(*batch))
+            current().take_step(self._model, keras.utils.pack_x_y_sample_weight(*batch))
         finally:
             averager.bind(*before)
             averager.note = None
         return notes, totals
-
-    def _step(self, data: Any) -> None:
-        model = self._model
-        if current().name != "jax":
-            model.train_step(data)
-            return
-        groups = (
-            model.trainable_variables,
-            model.non_trainable_variables,
-            model.optimizer.variables,
-            model.metrics_variables,
-        )
-        model.train_step(tuple([variable.value for variable in group] for group in groups), data)
 
 
 class _Totals(LocalCommunicator):

@@ -21,6 +21,7 @@ import numpy as np
 from keras import ops
 
 from elephant.backends import current
+from elephant.modeling.archive_inspection import PROGRAMS
 from elephant.modeling.sync_batch_norm import batch_norm_layers
 from elephant.modeling.variables import seeded
 
@@ -37,7 +38,7 @@ _SHAKEN = 0.1
 _CALLS = 4
 
 # Of Keras, which run what they are given.
-_OPEN = frozenset({"Lambda", "JaxLayer", "FlaxLayer", "TorchModuleWrapper", "TFSMLayer"})
+_OPEN = frozenset({"Lambda", *PROGRAMS})
 _ELEMENTWISE = frozenset({
     "Abs", "Absolute", "Add", "Cast", "Clip", "Divide", "Elu", "Exp", "Gelu", "LeakyRelu", "Log", "Maximum", "Minimum",
     "Multiply", "Negative", "Power", "Relu", "Rsqrt", "Sigmoid", "Silu", "Softplus", "Sqrt", "Square", "Subtract",

@@ -24,7 +24,7 @@ from elephant.options import FIT, SERVERS, full_mode, options_of, refuse_unknown
 from elephant.rank.input.tensors import blank_batch
 from elephant.rank.job import BatchFunctions, TrainingJob, limited
 from elephant.spark.evaluate import Evaluation, evaluate_rows
-from elephant.spark.fit import class_weights, description_of, require_own_folder, train
+from elephant.spark.fit import class_weights, description_of, open_checkpoints, train
 from elephant.spark.params import check_fit, to_class_weight
 from elephant.spark.rdd.inference import Predictions, first_record, marked, predict, require_rdd, split_inputs
 from elephant.spark.rdd.schema import plan_inputs, plan_training
@@ -314,7 +314,7 @@ class SparkModel:
         config: FitConfig,
         callbacks: tuple[keras.callbacks.Callback, ...],
     ) -> FitResult:
-        require_own_folder(session_of(rdd), config)
+        open_checkpoints(session_of(rdd), config)
         first, notes = first_record(rdd, "fit"), list[str]()
         source = self._live.source()
         check_fit(config, source.facts, callbacks)

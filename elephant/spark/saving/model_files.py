@@ -23,20 +23,16 @@ import h5py
 import keras
 import numpy as np
 
+from elephant.backends import current
 from elephant.config import FitConfig
 from elephant.data.json_types import require_parts
 from elephant.data.schema import RowSpec
 from elephant.driver.coordinator import FitResult
 from elephant.errors import ConfigurationError, warn_user
 from elephant.modeling.archive_inspection import UNREADABLE, KnownCode, code_of_file, require_known_code
+from elephant.modeling.keras_archive import for_this_backend, settings_for_this_backend
 from elephant.modeling.keras_saving import accepted_configs
-from elephant.modeling.model_spec import (
-    ModelSpec,
-    for_this_backend,
-    model_source,
-    require_compiled,
-    settings_for_this_backend,
-)
+from elephant.modeling.model_spec import ModelSpec, model_source, require_compiled
 from elephant.modeling.variables import build_variables, rated_optimizers, read_variables, write_variables
 from elephant.spark.hadoop_files import read_model_bytes, require_no_model, write_model_bytes, write_model_files
 from elephant.spark.saving.trust import is_trusted, require_trust
@@ -172,12 +168,13 @@ def read_model(
         code = code_of_file(content, suffix, KnownCode(given=custom_objects or {}))
         require_trust(f"path={os.fspath(path)}", code, _OTHERWISE)
     model, config = model_of_file(content, suffix, custom_objects, safe_mode=safe_mode)
-    is_slow = keras.config.backend() == "jax" and not (model.jit_compile or model.run_eagerly)
+    backend = current()
+    is_slow = backend.needs_compiler and not (model.jit_compile or model.run_eagerly)
     if is_slow and model._resolve_auto_jit_compile():
         warn_user(
-            f"path={os.fspath(path)}: expected a model that JAX compiles. Received: jit_compile=False, which Keras "
-            "also saves of a model that TensorFlow has trained on a CPU. Its steps take many times as long. Load "
-            "it with keras.saving.load_model, compile it again, and pass the model."
+            f"path={os.fspath(path)}: expected a model that {backend.title} compiles. Received: jit_compile=False, "
+            "which Keras also saves of a model that TensorFlow has trained on a CPU. Its steps take many times as "
+            "long. Load it with keras.saving.load_model, compile it again, and pass the model."
         )
     return model, config
 

@@ -277,8 +277,7 @@ def _read(reader: MLReader[Any], cls: type, path: str) -> tuple[dict[str, Any], 
             f"load: expected a folder that save or write has made. Received: {path}, where there is none."
         ) from None
     require_parts(metadata, _METADATA)
-    # Models that were saved by 0.1.0 do not all tell which files they have.
-    files = metadata.get("files", _FILES)
+    files = metadata["files"]
     return metadata, {name: read_file(session, f"{path}/{name}") if name in files else None for name in _FILES}
 
 
@@ -330,19 +329,14 @@ def _note_backend(saved: str, path: str) -> None:
 
 def _trusted_code(metadata: Mapping[str, Any], pickled: bytes | None) -> dict[str, Any]:
     """Returns classes, functions and callbacks by their use."""
-    code = {use: named(name) for use, name in metadata.get("code", {}).items() if name is not None}
+    code = {use: named(name) for use, name in metadata["code"].items() if name is not None}
     if pickled is not None:
         code.update(pickle.loads(pickled))  # noqa: S301  (see the import)
-    # As 0.1.0 has saved them.
-    code.update({f"{_CUSTOM}{name}": value for name, value in code.pop("custom_objects", {}).items()})
     return code
 
 
 def _safe_code(metadata: Mapping[str, Any], pickled: bytes | None, path: str) -> tuple[dict[str, Any], list[str]]:
     """Returns classes and functions by their use, and what would run that is not here, or not to be used unasked."""
-    if "code" not in metadata:
-        by_0_1_0 = " (elephant 0.1.0 pickled all code: what is trusted once and saved again may need no trust)"
-        return {}, [] if pickled is None else [what_a_pickle_names(pickled) + by_0_1_0]
     code, refused = dict[str, Any](), []
     for use, name in metadata["code"].items():
         custom = use.removeprefix(_CUSTOM) if use.startswith(_CUSTOM) else None

@@ -10,14 +10,9 @@ micro-batch leaves a checkpoint with its number, so one that comes again is know
 
 from __future__ import annotations
 
-import contextlib
-import io
-import json
 import logging
-import re
 import threading
 import uuid
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
@@ -26,7 +21,7 @@ import numpy as np
 from pyspark.ml import Estimator
 from pyspark.sql import DataFrame, SparkSession
 
-from elephant.checkpoint.manager import CheckpointManager, read_arrays
+from elephant.checkpoint.manager import CheckpointManager
 from elephant.checkpoint.state import FitState, joined, named
 from elephant.cluster.session import jvm_context
 from elephant.cluster.spark_job import described
@@ -42,9 +37,6 @@ from elephant.storage.folder import DAMAGES
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
-
-# What 0.1.0 wrote.
-_ZIP = re.compile(r"^batch-(\d{20})\.zip$")
 
 logger = logging.getLogger(__name__)
 _QUERY_ID = "sql.streaming.queryId"
@@ -120,34 +112,6 @@ def _rows_of(state: FitState) -> RowSpec | None:
         ) from error
 
 
-def read_zip(content: bytes) -> FitState:
-    """Returns the state in an archive of 0.1.0: ``batch.json``, and ``model.keras`` or ``variables.npz``.
-
-    Raises:
-        zipfile.BadZipFile: The archive is cut short or damaged.
-    """
-    try:
-        return _state_of_zip(content)
-    except DAMAGES as error:
-        raise zipfile.BadZipFile(str(error)) from error
-
-
-def _state_of_zip(content: bytes) -> FitState:
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        names = archive.namelist()
-        # Of an archive that is cut short, Python may find the directory of the one in it: Keras' own.
-        if "batch.json" not in names or archive.testzip() is not None:
-            raise zipfile.BadZipFile("the archive is damaged")
-        about = json.loads(archive.read("batch.json"))
-        arrays = {}
-        if "model.keras" in names:
-            arrays["archive/0"] = np.frombuffer(archive.read("model.keras"), np.uint8)
-        if "variables.npz" in names:
-            variables = read_arrays(io.BytesIO(archive.read("variables.npz")))
-            arrays |= named("model", [variables[f"arr_{index}"] for index in range(len(variables))])
-    return FitState(epochs=int(about["batch"]), history=about["history"], arrays=arrays, facts=about)
-
-
 class StreamFolder:
     """The folder of a stream's checkpoints, on any file system that Spark reaches.
 
@@ -181,22 +145,15 @@ class StreamFolder:
             CheckpointError: There are some, and all are damaged.
         """
         checkpoint = self._manager.latest()
-        kept = self._latest_zip() if checkpoint is None else checkpoint.state
-        if kept is None:
+        if checkpoint is None:
             return None
-        state = StreamState.from_fit_state(kept, source)
+        state = StreamState.from_fit_state(checkpoint.state, source)
         if self._is_trusted:
             return state
         title = f"fit_stream: {self._folder.url}, micro-batch {state.batch}"
         known = KnownCode(given=source.custom_objects)
         require_trust(title, code_of_file(state.source.archive or b"", ".keras", known))
         return replace(state, source=replace(state.source, safe_mode=True))
-
-    def _latest_zip(self) -> FitState | None:
-        for name in sorted(filter(_ZIP.match, self._folder.names()), reverse=True):
-            with contextlib.suppress(zipfile.BadZipFile), self._folder.reading(name) as file:
-                return read_zip(file.read())
-        return None
 
 
 class TrainingStream:

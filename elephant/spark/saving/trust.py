@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 from pyspark.cloudpickle import cloudpickle
 
+from elephant.cluster.script_modules import INSTALLED, PLATFORM
 from elephant.cluster.session import is_true, setting
 from elephant.errors import ConfigurationError
 from elephant.modeling.archive_inspection import KINDS
@@ -48,9 +49,6 @@ _OTHERWISE = (
     "a layer, loss, metric or the like in a module that can be imported here, nor a loss or a function on batches in "
     "a module of your own, nor a model function there that says def build() -> keras.Model."
 )
-# Where pip and Debian install, and what may come by PYTHONPATH or with Spark all the same.
-_INSTALLED = {"site-packages", "dist-packages"}
-_PLATFORM = {"elephant", "jax", "keras", "numpy", "py4j", "pyspark", "tensorflow", "torch"}
 # Names of a pickle that an error tells.
 _MAX_NAMES = 20
 
@@ -159,7 +157,7 @@ def _annotation(function: types.FunctionType) -> str:
 
 
 def _is_installed(module: str, file: str | None) -> bool:
-    return file is None or module.split(".")[0] in _PLATFORM or bool(_INSTALLED & set(Path(file).parts))
+    return file is None or module.split(".")[0] in PLATFORM or bool(INSTALLED & set(Path(file).parts))
 
 
 def _is_closed(module: str) -> bool:

@@ -1,4 +1,4 @@
-"""A check of this machine's GPUs, without Spark and network: ``python -m elephant.gpu_check``.
+"""A check of this machine's GPUs, without Spark and network: ``make gpu-check``.
 
 It needs Keras, one of its backends, and cloudpickle or PySpark. Its ranks are real processes, which share one device.
 """
@@ -6,6 +6,7 @@ It needs Keras, one of its backends, and cloudpickle or PySpark. Its ranks are r
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
 import io
 import json
@@ -25,9 +26,9 @@ from elephant.backends.gradient_averager import GradientAverager
 from elephant.cluster.gpu_plan import HOSTS, ResourcePlan
 from elephant.collective.api import current_collective
 from elephant.config import FitConfig, Timeouts
-from elephant.driver.launch import results_of
-from elephant.driver.launcher import LocalLauncher, coordinate_here
+from elephant.driver.launcher import LocalLauncher
 from elephant.driver.run import function_spec, pickled_call, unpickled
+from elephant.driver.run_ranks import attempt_here, results_of, run_ranks
 from elephant.errors import WorkerFailure
 from elephant.monitor.progress import Progress
 from elephant.task.gpu_devices import Device, devices_of_task, host_gpus, listed_devices
@@ -151,7 +152,7 @@ def on_devices_and_host(width: int, steps: int = 20) -> tuple[float, float, floa
     import keras
 
     from elephant.backends import current
-    from elephant.backends.devices import DeviceReducer
+    from elephant.backends.device_reducer import DeviceReducer
 
     collective = current_collective()
     rank, size = collective.rank, collective.world_size
@@ -236,9 +237,10 @@ class Checks:
         """Returns the results of a function by rank; ranks get devices as those of a fit do."""
         plan = ResourcePlan(devices=HOSTS, required=True, slots_needed=count)
         spec = function_spec(pickled_call(function, arguments, {}), plan, Timeouts(), {}, False)
-        with LocalLauncher([()] * count) as launcher:
-            progress = Progress(num_workers=count, epochs=0, verbose=0)
-            results = results_of(*coordinate_here(launcher, spec, progress), count)
+        progress = Progress(num_workers=count, epochs=0, verbose=0)
+        result = functools.partial(results_of, count)
+        attempt_on = functools.partial(attempt_here, LocalLauncher, spec.timeouts, progress, result=result)
+        results = run_ranks([()] * count, spec, progress, attempt_on)
         return [unpickled(result, rank) for rank, result in enumerate(results)]
 
     def _visibility(self) -> None:
@@ -322,7 +324,7 @@ def as_table(rows: list[Row]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Makes the checks and prints them; returns 1 where one misses."""
-    parser = argparse.ArgumentParser(prog="python -m elephant.gpu_check", description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu", help="cpu leaves out what needs a GPU")
     parser.add_argument("--backend", choices=sorted(BACKENDS), help="the first one installed")
     parser.add_argument("--json", action="store_true", help="print rows as JSON")

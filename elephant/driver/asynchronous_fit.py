@@ -1,139 +1,34 @@
-"""Fits and functions from the driver: ranks that take every step together, and workers with parameter servers."""
+"""Asynchronous fit from the driver: workers that go at their own pace, with parameter servers and their epochs."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from elephant.checkpoint.manager import CheckpointSink, CheckpointWriter
 from elephant.cluster.addresses import driver_addresses
-from elephant.cluster.executors import awaited_slots
-from elephant.cluster.spark_job import SparkWords, end_attempt
+from elephant.cluster.spark_job import end_attempt
 from elephant.driver.coordinator import Coordinator, EventSource, FitResult, refusals
-from elephant.driver.coordinator_location import coordinate_on_executor, coordinates_on_executors
-from elephant.driver.coordinator_policy import AsynchronousPolicy, DriverTurns, ProgressDisplay, require_all_steps
-from elephant.driver.launcher import (
-    RankJob,
-    SparkBarrierLauncher,
-    SparkTaskLauncher,
-    coordinate,
-    coordinate_here,
-    open_channel,
-)
+from elephant.driver.coordinator_location import coordinates_on_executors
+from elephant.driver.coordinator_policy import AsynchronousPolicy, ProgressDisplay, require_all_steps
+from elephant.driver.launcher import SparkTaskLauncher
+from elephant.driver.replay import attempt_beside_rank_0
+from elephant.driver.run_ranks import RunAttempt, open_channel, run_ranks, the_coordinator
 from elephant.driver.server_processes import DriverServers, ExecutorServers, ServerGroup, number_of_parts, parts_of
 from elephant.monitor.progress import Progress
 from elephant.parameter_server.control_client import ControlClient
 from elephant.parameter_server.process import listening_sockets
 from elephant.parameter_server.server import added_up
-from elephant.task.rendezvous import no_rows
 from elephant.task.specs import AsyncFitSpec, CoordinatorSpec, RunContext, ServerAddresses, TaskSpec
-from elephant.task.task import results_by_rank
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from elephant.cluster.row_source import RowSource
-    from elephant.driver.driver_turns import SynchronousEpochs
     from elephant.driver.server_model import ServerModel
     from elephant.rank.job import TrainingJob
-
-
-def train_ranks(
-    rows: RowSource,
-    spec: TaskSpec,
-    progress: Progress,
-    checkpoint_writer: CheckpointWriter | None = None,
-    epochs: SynchronousEpochs | None = None,
-) -> FitResult:
-    """Trains on ranks that take every step together, in one barrier job.
-
-    Args:
-        spec: The training; its job is a pickled `elephant.rank.job.TrainingJob`.
-        progress: Shown what happens.
-        checkpoint_writer: Writes checkpoints; None makes none.
-        epochs: Runs callbacks on the driver; None where there are none.
-
-    Raises:
-        CheckpointError: A checkpoint could not be written.
-        DataError: Rows that cannot be trained on.
-        ClusterError: The cluster cannot run the fit.
-        WorkerFailure: A rank failed; it has the rank's own traceback.
-        TrainingError: The fit failed otherwise.
-        Exception: Whatever a callback on the driver raises.
-    """
-    count = spec.plan.slots_needed
-    keeps = rows.has_partitions(count)
-    coordinator, job = _run(rows if keeps else rows.repartitioned(count), spec, progress, checkpoint_writer, epochs)
-    if keeps and SparkWords.FORBIDDEN_CHAIN.search(job.error):
-        coordinator, job = _run(rows.repartitioned(count), spec, progress, checkpoint_writer, epochs)
-    coordinator.raise_failure(job.error)
-    if not coordinator.began:
-        # Where Spark knows that a DataFrame has no rows, it may make no task at all of it.
-        raise no_rows()
-    result = coordinator.result()
-    if epochs is None:
-        return result
-    return replace(result, variables=epochs.end(result.variables, result.rows, coordinator.state.epochs))
-
-
-def call_ranks(rows: RowSource, spec: TaskSpec, progress: Progress) -> list[bytes]:
-    """Calls one function on every rank of one barrier job; returns the pickled results, by rank.
-
-    Args:
-        spec: The call; its job is a pickled `elephant.rank.program.FunctionCall`.
-        progress: Shown what happens.
-
-    Raises:
-        ConfigurationError: Code is missing on the executors, or a result does not pickle.
-        ClusterError: The cluster cannot run the function.
-        WorkerFailure: A rank failed; it has the rank's own traceback.
-        TrainingError: The job failed otherwise.
-    """
-    coordinator, job = _run(rows, spec, progress)
-    return results_of(coordinator, job, spec.plan.world_size)
-
-
-def results_of(coordinator: Coordinator, job: RankJob, world_size: int) -> list[bytes]:
-    """Returns the result of each rank's program; raises why the run failed, if it did."""
-    coordinator.raise_failure(job.error)
-    by_rank = results_by_rank(job.rows)
-    return [by_rank[rank] for rank in range(world_size)]
-
-
-def _run(
-    rows: RowSource,
-    spec: TaskSpec,
-    progress: Progress,
-    checkpoint_writer: CheckpointWriter | None = None,
-    turns: DriverTurns | None = None,
-) -> tuple[Coordinator, RankJob]:
-    """Runs the barrier job, a second time when it was lost before it began."""
-    run: Callable[[], tuple[Coordinator, RankJob]]
-    if coordinates_on_executors(rows.session):
-        beside = CoordinatorSpec(program="synchronous")
-        run = functools.partial(coordinate_on_executor, rows, spec, beside, progress, checkpoint_writer)
-    else:
-        run = functools.partial(coordinate_here, SparkBarrierLauncher(rows), spec, progress, checkpoint_writer, turns)
-    coordinator, job = run()
-    lost = SparkWords.EXECUTOR_LOST.search(job.error) or SparkWords.WORKER_ENDED.search(job.error)
-    if not coordinator.began and lost:
-        progress.note("an executor, or a Python worker of it, was lost before any worker began: starting once more")
-        coordinator, job = run()
-    too_few = SparkWords.TOO_FEW_SLOTS.search(job.error)
-    if not coordinator.began and too_few and _has_slots(rows.session, spec, progress):
-        progress.note("an executor was lost before any worker began, and another has come: starting once more")
-        coordinator, job = run()
-    return coordinator, job
-
-
-def _has_slots(session: SparkSession, spec: TaskSpec, progress: Progress) -> bool:
-    """Waits for slots that Spark missed: an executor that was lost counts as one of the cluster for some seconds."""
-    needed = spec.plan.slots_needed
-    slots = awaited_slots(session, needed, spec.timeouts.slots_s, progress.note, spec.plan.profile)
-    return slots is not None and slots >= needed
 
 
 def train_workers(
@@ -159,12 +54,26 @@ def train_workers(
         ServerFailedError: A parameter server has given the fit up, or is lost for good.
         TrainingError: The fit failed otherwise.
     """
-    config, session = job.config, rows.session
-    if coordinates_on_executors(session):
+    if coordinates_on_executors(rows.session):
         return _train_on_executors(rows, spec, job, model, progress, checkpoint_writer)
-    addresses = driver_addresses(session)
+    attempt_on = functools.partial(_attempt_with_servers, spec, job, model, progress, checkpoint_writer)
+    result = run_ranks(_partitioned(rows, spec), spec, progress, attempt_on)
+    progress.note(summary_line(result.statistics))
+    return result
+
+
+@contextlib.contextmanager
+def _attempt_with_servers(
+    spec: TaskSpec,
+    job: TrainingJob,
+    model: ServerModel,
+    progress: Progress,
+    checkpoint_writer: CheckpointWriter | None,
+    rows: RowSource,
+) -> Iterator[RunAttempt[FitResult]]:
+    session, addresses = rows.session, driver_addresses(rows.session)
     with contextlib.ExitStack() as closing:
-        run, channel = closing.enter_context(open_channel(addresses, config.timeouts))
+        run, channel = closing.enter_context(open_channel(addresses, job.config.timeouts))
         servers = closing.enter_context(_servers(session, job, model, run, addresses[1]))
         fit = closing.enter_context(
             AsynchronousFit(
@@ -172,12 +81,8 @@ def train_workers(
                 num_ranks=spec.plan.world_size, end_attempt=functools.partial(end_attempt, session),
             )
         )  # fmt: skip
-        launcher = SparkTaskLauncher(_partitioned(rows, spec), _addresses(servers, job, model))
-        spark_job = coordinate(launcher, spec, run, channel, fit.coordinator)
-        fit.coordinator.raise_failure(spark_job.error)
-        result = fit.result()
-    progress.note(summary_line(result.statistics))
-    return result
+        launcher = SparkTaskLauncher(rows, _addresses(servers, job, model))
+        yield RunAttempt(launcher, run, channel, fit.coordinator, lambda _: fit.result())
 
 
 def _partitioned(rows: RowSource, spec: TaskSpec) -> RowSource:
@@ -274,7 +179,7 @@ class AsynchronousFit:
         }
         if model.pushes_every_step and not epochs.stopped:
             require_all_steps(
-                coordinator.state,
+                coordinator.record,
                 statistics["positions"],
                 epochs=config.epochs,
                 batch_size=config.rank_batch_size,
@@ -284,7 +189,7 @@ class AsynchronousFit:
         epochs.end()
         return FitResult(
             variables=model.variables(), rows=model.rows, history=history, statistics=statistics,
-            plan=coordinator.plan, rank_epochs=coordinator.rank_epochs,
+            plan=coordinator.record.plan,
         )  # fmt: skip
 
 
@@ -310,9 +215,15 @@ def _train_on_executors(
         port=config.asynchronous.port,
         layout=model.layout.to_json(),
     )
-    partitioned = rows.repartitioned(spec.plan.slots_needed)
-    coordinator, spark_job = coordinate_on_executor(partitioned, spec, host, progress, checkpoint_writer)
-    coordinator.raise_failure(spark_job.error)
+    attempt_on = functools.partial(
+        attempt_beside_rank_0,
+        host,
+        spec.plan.gpus_per_worker,
+        progress,
+        result=the_coordinator,
+        checkpoint_writer=checkpoint_writer,
+    )
+    coordinator = run_ranks(rows.repartitioned(spec.plan.slots_needed), spec, progress, attempt_on)
     progress.note(summary_line(coordinator.statistics))
     return coordinator.result()
 

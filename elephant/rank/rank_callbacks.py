@@ -1,25 +1,12 @@
-"""Callbacks in training processes: which rank runs them, metrics that ranks agree on, and files elsewhere.
-
-Keras writes archives and HDF5 files by seeking in them, and logs by appending to them, and most URLs it does not know.
-For mounts that take no more than whole files, and for URLs, callbacks write to a local folder instead, and
-what is new in it is copied after each event at which one of them may have written.
-
-Order in the list: `ShareSteps`, `IdleSteps` and `GlobalEpoch` first, so that the user's
-callbacks see the numbers of all workers; then the user's; `CollectiveStop` last,
-so that all ranks stop at the same step when one of them wants to.
-"""
+"""Callbacks of elephant's own in training processes, and their order."""
 
 from __future__ import annotations
 
-import functools
-import os
-import shutil
-import tempfile
 import time
 import zlib
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, BinaryIO
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum, auto
+from typing import Any
 
 import keras
 import numpy as np
@@ -27,7 +14,7 @@ import numpy as np
 from elephant.backends.gradient_averager import StopSignal
 from elephant.collective.communicator import Communicator
 from elephant.data.epoch_plan import EpochPlan
-from elephant.errors import ConfigurationError, TrainingError, UnsupportedError
+from elephant.errors import ConfigurationError, TrainingError
 from elephant.modeling.sync_batch_norm import synchronized_layers
 from elephant.modeling.variables import (
     assign_flat,
@@ -43,203 +30,42 @@ from elephant.monitor.events import CallbacksDue, RankEpoch, StepEnded
 from elephant.net.buffers import portable
 from elephant.rank.input.feed import BatchFeed
 from elephant.rank.job import WEIGHTS, ExchangeCounts, Reporter, StepReporter, as_numbers
-from elephant.rank.rank_progress import RankWeight
-from elephant.storage.filesystem import is_mounted, local_form, open_file_system, scratch_folder, url_root
-from elephant.storage.folder import Folder, folder_at
-from elephant.training.warmup import LearningRateWarmup
-
-# Where Keras' callbacks keep the paths that they write to.
-_ATTRIBUTES = ("filepath", "filename", "log_dir")
-_BLOCK_BYTES = 2**20
+from elephant.rank.metrics.metric_sums import global_logs, sum_metrics
+from elephant.rank.rank_progress import RankWeight, StepTimes
 
 _PROGRESS_INTERVAL_S = 0.25
-BATCH_EVENTS = [
-    f"on_{name}"
-    for name in ("batch_begin", "batch_end", "train_batch_begin", "train_batch_end")
-    + ("test_begin", "test_end", "test_batch_begin", "test_batch_end")
-]
 # Of all ranks together.
 _PROGRESS_PER_S = 100
-# They write files: one rank's, or the driver's, are enough.
-WRITERS = (
-    keras.callbacks.ModelCheckpoint,
-    keras.callbacks.CSVLogger,
-    keras.callbacks.TensorBoard,
-    keras.callbacks.RemoteMonitor,
-    # Not in every Keras 3.
-    *filter(None, [getattr(keras.callbacks, "OrbaxCheckpoint", None)]),
-)
-# They decide alike on all ranks, and with ``verbose=1`` print so.
-_TALKERS = (keras.callbacks.EarlyStopping, keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)
 
 
-class RemoteFiles(keras.callbacks.Callback):
-    """Copies what other callbacks write to mounts, and what those of Keras write to URLs. It comes after them.
+class CallbackOrder(Enum):
+    """Order of the callbacks of a rank, from the first to the last; each mode of training has some of them."""
+
+    STEPS = auto()  # counts the rank's steps
+    IDLE = auto()  # undoes what steps without rows did, before anything looks at the model
+    EXCHANGE = auto()  # gives the model the weights that ranks, or workers and servers, have agreed on
+    EPOCH = auto()  # makes the epoch's numbers those of all workers, so that the user's callbacks see them
+    OF_USER = auto()
+    OUTSIDE = auto()  # shares the variables that the user's callbacks have set
+    FILES = auto()  # copies the files that they have written
+    PROGRESS = auto()  # reports, after those that may take long
+    STOP = auto()  # has all ranks stop at the same step, when any callback before has asked for it
+    DRIVER = auto()  # waits for the callbacks on the driver
+    CHECKPOINT = auto()  # keeps the state that all of these have left
+    LOSSES = auto()  # tries losses in a part of the time that is none of a step's
+
+
+def in_order(
+    callbacks: Mapping[CallbackOrder, Sequence[keras.callbacks.Callback]], times: StepTimes | None
+) -> list[keras.callbacks.Callback]:
+    """Returns the callbacks of a rank in their order.
 
     Args:
-        folder_of: Opens the folder of a URL.
-
-    Raises:
-        ConfigurationError: This process does not know the file system of a URL.
+        callbacks: By what they are there for.
+        times: Notes when each has ended an epoch; None where the fit leaves no trace.
     """
-
-    def __init__(
-        self, callbacks: Sequence[keras.callbacks.Callback], folder_of: Callable[[str], Folder] = folder_at
-    ) -> None:
-        super().__init__()
-        self._given = [
-            (callback, name, os.fspath(path))
-            for callback in callbacks
-            for name in _ATTRIBUTES
-            if isinstance(path := getattr(callback, name, None), (str, os.PathLike))
-            # A callback of the user's own may know what to do with a URL.
-            and (is_mounted(os.fspath(path)) or (url_root(os.fspath(path)) and isinstance(callback, WRITERS)))
-        ]
-        self._every_batch = any(getattr(callback, "save_freq", "epoch") != "epoch" for callback, _, _ in self._given)
-        self._folder_of = folder_of
-        self._folder: Path | None = None
-        # What the given paths begin with: ``s3://bucket``, or nothing for a mount.
-        self._roots: list[str] = []
-        self._remote: dict[Path, Folder] = {}
-        self._copied: dict[Path, tuple[int, int]] = {}
-        if self._given:
-            # Before training begins: some open their files at its first event, before this one hears of it.
-            try:
-                self._redirect(Path(tempfile.mkdtemp(prefix="elephant-files-", dir=scratch_folder())))
-            except BaseException:
-                self.close()
-                raise
-
-    @property
-    def is_needed(self) -> bool:
-        """True if any of the callbacks writes to a mount or a URL."""
-        return bool(self._given)
-
-    def _redirect(self, folder: Path) -> None:
-        self._folder = folder
-        for number, (callback, name, given) in enumerate(self._given):
-            path = local_form(open_file_system(given)[1] if given.lower().startswith("file:") else given)
-            root = url_root(path)
-            self._roots.append(root)
-            if root or is_mounted(path):
-                self._require_known(root, given, type(callback).__name__)
-                local = folder / str(number) / path[len(root) :].strip("/")
-                if local.parent == folder and name != "log_dir":
-                    raise ConfigurationError(
-                        f"callbacks: expected a file below {root}, for {type(callback).__name__}. Received: {given!r}."
-                    )
-                local.parent.mkdir(parents=True, exist_ok=True)
-                if name == "filename" or not root:
-                    self._fetch(local)
-                path = str(local)
-            setattr(callback, name, path)
-
-    def _require_known(self, root: str, given: str, name: str) -> None:
-        try:
-            self._opened(f"{root}/")
-        except (ConfigurationError, OSError) as error:
-            raise ConfigurationError(
-                f"callbacks: expected {name} to write to a file system that is known where it runs. Received: "
-                f"{given!r}. {error}"
-            ) from error
-
-    def _opened(self, url: str) -> Folder:
-        return self._folder_of(url) if url_root(url) else folder_at(url)
-
-    def _target(self, local: Path) -> Folder:
-        """Returns the folder that a local file is meant for."""
-        if local.parent not in self._remote:
-            number, *names = local.parent.relative_to(self._folder or "").parts
-            self._remote[local.parent] = self._opened("/".join([self._roots[int(number)], *names]))
-        return self._remote[local.parent]
-
-    def _fetch(self, local: Path) -> None:
-        """Gets a file, such as a log that is gone on with, if it is there."""
-        target = self._target(local)
-        if target.has(local.name):
-            with target.reading(local.name) as source, open(local, "wb") as file:
-                shutil.copyfileobj(source, file, _BLOCK_BYTES)
-            self._copied[local] = _stamp(local)
-
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        if self._every_batch:
-            self._copy()
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._copy()
-
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        self._copy()
-        self.close()
-
-    def _copy(self) -> None:
-        if self._folder is None:
-            return
-        for path in sorted(self._folder.rglob("*")):
-            if path.is_file() and self._copied.get(path) != _stamp(path):
-                self._copied[path] = _stamp(path)
-                self._target(path).replace(path.name, functools.partial(_pour, path))
-
-    def close(self) -> None:
-        """Gives the callbacks their own paths back, and removes the local folder."""
-        for callback, name, path in self._given:
-            setattr(callback, name, path)
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
-
-
-def _stamp(path: Path) -> tuple[int, int]:
-    about = path.stat()
-    return about.st_mtime_ns, about.st_size
-
-
-def _pour(path: Path, target: BinaryIO) -> None:
-    with open(path, "rb") as source:
-        shutil.copyfileobj(source, target, _BLOCK_BYTES)
-
-
-def sum_metrics(model: keras.Model, collective: Communicator) -> dict[str, Any]:
-    """Returns the model's metrics over the rows of all ranks.
-
-    A metric keeps sums and counts; added up over the ranks they are what one process
-    would hold. An average of each rank's results would be something else.
-    """
-    variables = metric_variables(model)
-    sums = flatten(variables)
-    collective.allreduce_(sums)
-    assign_flat(variables, sums)
-    # As Keras orders them.
-    return dict(sorted(as_numbers(model.get_metrics_result()).items()))
-
-
-def global_logs(model: keras.Model, collective: Communicator, logs: dict[str, Any], share: float) -> dict[str, Any]:
-    """Returns an epoch's training logs over all ranks.
-
-    Metrics come from their sums. What a custom ``train_step`` returned besides, such as a
-    loss that no metric tracks, is its value in the last step, averaged over the ranks.
-    """
-    sum_metrics(model, collective)
-    # Summed over all ranks, so that all decide alike which ones were updated.
-    results = updated_results(model)
-    raw = sorted(name for name, value in as_numbers(logs).items() if name not in results and np.ndim(value) == 0)
-    values = np.array([logs[name] for name in raw], dtype=np.float64)
-    values = values * share if share else np.zeros_like(values)
-    collective.allreduce_(values)
-    results = {name: value for name, value in results.items() if name in logs}
-    return {**results, **{name: float(value) for name, value in zip(raw, values, strict=True)}}
-
-
-def updated_results(model: keras.Model) -> dict[str, Any]:
-    """Returns the results of the model's metrics, without those that are still zero: they were never updated.
-
-    One that was updated may have the name of one that was not, as a tracker called "loss" beside Keras' own.
-    """
-    results: dict[str, Any] = {}
-    for metric in model.metrics:
-        if any(np.any(keras.ops.convert_to_numpy(variable)) for variable in metric.variables):
-            results |= as_numbers({metric.name: metric.result()})
-    return results
+    listed = [one for part in CallbackOrder if part is not CallbackOrder.LOSSES for one in callbacks.get(part, ())]
+    return [*(listed if times is None else times.around(listed)), *callbacks.get(CallbackOrder.LOSSES, ())]
 
 
 def average_moving_statistics(model: keras.Model, collective: Communicator, share: float) -> None:
@@ -279,78 +105,6 @@ def any_rank(flag: bool, collective: Communicator) -> bool:
     flags = np.array([flag], dtype=np.int64)
     collective.allreduce_(flags, op="max")
     return bool(flags[0])
-
-
-def check_callbacks(callbacks: Sequence[Any]) -> None:
-    """Raises ConfigurationError for what is no callback, UnsupportedError for what cannot run on several ranks."""
-    for callback in callbacks:
-        if not isinstance(callback, keras.callbacks.Callback):
-            raise ConfigurationError(
-                f"callbacks: expected instances of keras.callbacks.Callback. Received: {callback!r}."
-            )
-        if isinstance(callback, keras.callbacks.BackupAndRestore):
-            raise UnsupportedError(
-                "callbacks: BackupAndRestore would resume one rank at another epoch than the rest. Pass it in "
-                "callbacks of a KerasEstimator, once, which makes checkpoints in its folder and goes on from them. Or "
-                "leave it out, and pass checkpointPath, and resume=True to go on from the last checkpoint."
-            )
-
-
-def require_absolute_paths(callbacks: Sequence[keras.callbacks.Callback]) -> None:
-    """Raises ConfigurationError for callbacks of workers that write to a folder of an executor, where nobody looks."""
-    for callback in callbacks:
-        for path in (getattr(callback, name, None) for name in _ATTRIBUTES if isinstance(callback, WRITERS)):
-            if isinstance(path, (str, os.PathLike)) and not os.path.isabs(path) and not url_root(os.fspath(path)):
-                raise ConfigurationError(
-                    "callbacks: expected an absolute path, which the driver reaches too, for "
-                    f"{type(callback).__name__}, which runs on rank 0 because it looks at batches. Received: "
-                    f"{os.fspath(path)!r}, which would lie in a folder of an executor. Give it a URL or a path of "
-                    "a shared or mounted file system, or let it look at epochs alone (save_freq='epoch', "
-                    "update_freq='epoch'), so that it runs on the driver."
-                )
-
-
-def packages_of(callbacks: Sequence[keras.callbacks.Callback]) -> tuple[str, ...]:
-    """Returns the packages that callbacks need where they run, besides Keras and what it computes with."""
-    has_board = any(isinstance(callback, keras.callbacks.TensorBoard) for callback in callbacks)
-    return ("tensorboard",) if has_board else ()
-
-
-def listens(callback: keras.callbacks.Callback, *events: str) -> bool:
-    """Returns whether a callback does anything at one of the events.
-
-    Args:
-        callback: Of a class that has a method for it, or an object that was given one, as `LambdaCallback` is.
-        events: Names such as ``"on_epoch_end"``.
-
-    >>> listens(keras.callbacks.LambdaCallback(on_epoch_end=print), "on_epoch_begin", "on_epoch_end")
-    True
-    """
-    methods = ((getattr(callback, event), getattr(keras.callbacks.Callback, event)) for event in events)
-    return any(getattr(method, "__func__", method) is not nothing for method, nothing in methods)
-
-
-def callbacks_of_rank(callbacks: Sequence[keras.callbacks.Callback], rank: int) -> list[keras.callbacks.Callback]:
-    """Returns those of the user's callbacks that run on a rank: the ones that write files run on rank 0 alone.
-
-    Of Keras' own that run on every rank, rank 0's alone print what they do.
-    """
-    here = (callback for callback in callbacks if type(callback) is not keras.callbacks.Callback)
-    own = [callback for callback in here if rank == 0 or not isinstance(callback, WRITERS)]
-    for callback in own if rank else ():
-        if isinstance(callback, _TALKERS):
-            callback.verbose = 0
-    return own
-
-
-def may_stop_in_batches(callbacks: Sequence[keras.callbacks.Callback]) -> bool:
-    """Returns whether one of the callbacks may ask to stop after a step; all of a fit's, so that ranks decide alike.
-
-    >>> may_stop_in_batches([keras.callbacks.EarlyStopping()]), may_stop_in_batches([keras.callbacks.TerminateOnNaN()])
-    (False, True)
-    """
-    events = [event for event in BATCH_EVENTS if "test" not in event]
-    return any(listens(one, *events) and type(one) not in (*WRITERS, LearningRateWarmup) for one in callbacks)
 
 
 def require_averaged_weights(model: keras.Model, callbacks: Sequence[keras.callbacks.Callback]) -> None:

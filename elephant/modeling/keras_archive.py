@@ -1,0 +1,188 @@
+"""Bytes of a ``.keras`` file: saved, loaded, and changed for another backend or for predictions alone."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import tempfile
+import warnings
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import h5py
+import keras
+
+from elephant.backends import current
+from elephant.errors import ConfigurationError
+from elephant.modeling.archive_inspection import BACKENDS_OPTIMIZERS, UNREADABLE, require_known_code
+from elephant.modeling.keras_saving import accepted_configs, found_lambdas
+from elephant.storage.filesystem import scratch_folder
+
+_CONFIG, _WEIGHTS = "config.json", "model.weights.h5"
+
+
+def save_archive(model: keras.Model) -> bytes:
+    """Returns a model as the bytes of a ``.keras`` file; raises ConfigurationError when Keras cannot save it."""
+    with tempfile.TemporaryDirectory(prefix="elephant-model-", dir=scratch_folder()) as folder:
+        path = Path(folder) / "model.keras"
+        _restore_optimizer(model)
+        try:
+            with accepted_configs(model), warnings.catch_warnings():
+                # Its first rows build it.
+                warnings.filterwarnings("ignore", "You are saving a model that has not yet been built")
+                model.save(path)
+        except (NotImplementedError, TypeError, ValueError) as error:
+            # Without Keras' example of a class, which is longer than all else.
+            reason = " ".join(str(error).partition("\nExample:")[0].split())
+            raise ConfigurationError(
+                f"model: Keras cannot save {model.name!r}: {reason} "
+                "Pass a function that builds and compiles the model instead: KerasEstimator(model=build_model)."
+            ) from error
+        return path.read_bytes()
+
+
+def _restore_optimizer(model: keras.Model) -> None:
+    """Puts the optimizer back among a model's compile settings: Keras takes it out when it saves a model as ``.h5``.
+
+    A model that is saved without would be built with RMSprop.
+    """
+    settings = getattr(getattr(model, "_compile_config", None), "config", None)
+    if isinstance(settings, dict) and "loss" in settings and "optimizer" not in settings:
+        settings["optimizer"] = model.optimizer
+
+
+def load_archive(archive: bytes, custom_objects: Mapping[str, Any], safe_mode: bool) -> keras.Model:
+    if safe_mode:
+        require_known_code(archive, ".keras", custom_objects)
+    with tempfile.TemporaryDirectory(prefix="elephant-model-", dir=scratch_folder()) as folder:
+        path = Path(folder) / "model.keras"
+        path.write_bytes(archive)
+        try:
+            with warnings.catch_warnings(), found_lambdas(custom_objects):
+                # Of an optimizer that was never used: its step count, its rate unless a schedule has it, those of
+                # optimizers inside of it, and what loss scaling counts.
+                warnings.filterwarnings("ignore", r"Skipping variable loading for optimizer.* has [1-8] variables")
+                # Of a layer without a build, which its first call builds: the weights are compared, or come beside.
+                warnings.filterwarnings("ignore", r"`build\(\)` was called on layer")
+                # `model_source` has an answer to that.
+                warnings.filterwarnings("ignore", r"`compile\(\)` was not called as part of model loading")
+                return keras.saving.load_model(path, custom_objects=dict(custom_objects), safe_mode=safe_mode)
+        except UNREADABLE as error:
+            raise ConfigurationError(
+                f"model: Keras cannot rebuild it from its archive: {_cause(error)} "
+                "Or pass a function that builds the model."
+            ) from error
+
+
+def _cause(error: Exception) -> str:
+    """Returns the class that Keras misses or cannot make, without the whole config around it, and what to do."""
+    refused = re.findall(r"\w+\.__init__\(\) got an unexpected keyword argument '\w+'", str(error))
+    if refused:
+        return f"{refused[-1]}. Let it take **options, and hand them to super().__init__(**options)."
+    missing = re.search(r"Could not locate (?:class|function) '[^']*'\.", str(error))
+    return (
+        f"{missing[0] if missing else error} Pass its custom classes and functions as customObjects={{'Name': Name}}, "
+        "or register them with @keras.saving.register_keras_serializable()."
+    )
+
+
+def without_optimizer(archive: bytes) -> bytes:
+    """Returns a ``.keras`` archive without its optimizer's state: of Adam's, a third of the bytes.
+
+    The optimizer itself becomes plain gradient descent, which keeps none.
+
+    Args:
+        archive: The bytes of a ``.keras`` file.
+    """
+    try:
+        return _rewritten(archive, {_CONFIG: _with_plain_optimizer, _WEIGHTS: _without_optimizer_state})
+    except UNREADABLE as error:
+        raise ConfigurationError(
+            f"model: expected what Keras has saved. Received: an archive that is damaged: {type(error).__name__}: "
+            f"{error}. Save the model again."
+        ) from error
+
+
+def for_this_backend(archive: bytes, *, saved_on: str | None = None) -> bytes:
+    """Returns a ``.keras`` archive as the backend of this process loads and trains it, see `settings_for_this_backend`.
+
+    Args:
+        archive: The bytes of a ``.keras`` file.
+        saved_on: The backend that has saved it; None where that is not known.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(archive)) as given:
+            config = json.loads(given.read(_CONFIG))
+    except UNREADABLE:
+        # Keras says what is wrong with it.
+        return archive
+    settings = config.get("compile_config") if isinstance(config, dict) else None
+    if not isinstance(settings, dict):
+        return archive
+    config["compile_config"] = settings_for_this_backend(settings, saved_on=saved_on)
+    return archive if config["compile_config"] == settings else _rewritten(archive, {_CONFIG: lambda _: _json(config)})
+
+
+def settings_for_this_backend(settings: Mapping[str, Any], *, saved_on: str | None = None) -> dict[str, Any]:
+    """Returns compile settings that another backend may have saved, as they are right on the backend of this process.
+
+    Keras saves what ``jit_compile="auto"`` has come to. JAX' True has PyTorch compile for minutes; False, of PyTorch or
+    of TensorFlow without a GPU, leaves JAX uncompiled. So it is ``"auto"`` once more. And PyTorch's optimizers have
+    names that Keras finds where PyTorch is installed, where they take tensors of PyTorch alone.
+
+    Args:
+        settings: Those of ``keras.Model.get_compile_config``.
+        saved_on: The backend that has saved them; None where that is not known. Then PyTorch's optimizers tell whether
+            it was PyTorch, and settings of TensorFlow and JAX are not told apart.
+    """
+    here, given = current(), dict(settings)
+    portable = cast(dict[str, Any], _with_portable_optimizers(given))
+    if here.name == saved_on or (saved_on is None and bool(here.optimizers) == (portable != given)):
+        return given
+    return {**portable, "jit_compile": "auto"} if "jit_compile" in portable else portable
+
+
+def _with_portable_optimizers(config: Any) -> Any:
+    if isinstance(config, list):
+        return [_with_portable_optimizers(part) for part in config]
+    if not isinstance(config, dict):
+        return config
+    if str(config.get("module")).startswith(BACKENDS_OPTIMIZERS):
+        config = {**config, "module": "keras.optimizers", "registered_name": None}
+    return {name: _with_portable_optimizers(part) for name, part in config.items()}
+
+
+def _rewritten(archive: bytes, changes: Mapping[str, Callable[[bytes], bytes]]) -> bytes:
+    """Returns a zip archive with the content of some of its members changed."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(archive)) as given, zipfile.ZipFile(made, "w") as kept:
+        for name in given.namelist():
+            kept.writestr(name, changes.get(name, bytes)(given.read(name)))
+    return made.getvalue()
+
+
+def _json(config: Any) -> bytes:
+    return json.dumps(config).encode()
+
+
+def _with_plain_optimizer(content: bytes) -> bytes:
+    config = json.loads(content)
+    compiled = config.get("compile_config")
+    if not isinstance(compiled, dict) or "optimizer" not in compiled:
+        return content
+    compiled["optimizer"] = "sgd"
+    return _json(config)
+
+
+def _without_optimizer_state(content: bytes) -> bytes:
+    # Copied, not deleted: HDF5 does not give the space of what is deleted back.
+    made = io.BytesIO()
+    with h5py.File(io.BytesIO(content)) as given, h5py.File(made, "w") as kept:
+        kept.attrs.update(given.attrs)
+        for name in given:
+            if name != "optimizer":
+                given.copy(name, kept)
+    return made.getvalue()

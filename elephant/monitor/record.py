@@ -1,0 +1,255 @@
+"""Record of a fit, or of one of its runs, made of its events: all that reads them reads it here.
+
+A new event is a class in `elephant.monitor.events`, and a method here if there is something to remember of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from elephant.errors import first_line
+from elephant.monitor.events import (
+    EpochEnded,
+    Event,
+    FilesLeft,
+    Finished,
+    RankEpoch,
+    RankFailure,
+    RankGone,
+    RankSilent,
+    RankTrace,
+    RunNote,
+    ServerCounts,
+    Started,
+    StepEnded,
+    TaskSilent,
+    TrainingFinished,
+)
+
+_PLACE = ("rank", "host", "executor", "device", "devices", "threads")
+
+Taken = TypeVar("Taken", bound=Event)
+_METHODS: dict[type[Event], Callable[[FitRecord, Any], Event | None]] = {}
+
+
+def _takes(
+    *kinds: type[Event],
+) -> Callable[[Callable[[FitRecord, Taken], Event | None]], Callable[[FitRecord, Taken], Event | None]]:
+    """Has a method of the record take the events of some classes; it returns the event where it has completed it."""
+
+    def register(method: Callable[[FitRecord, Taken], Event | None]) -> Callable[[FitRecord, Taken], Event | None]:
+        _METHODS.update(dict.fromkeys(kinds, method))
+        return method
+
+    return register
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Loss of a rank, as far as anybody has said of it: where it ran, and why, in one line."""
+
+    rank: int
+    host: str
+    reason: str
+
+
+@dataclass
+class Attempt:
+    """Process of a rank; a rank that was started again has had several."""
+
+    started: Started
+    traces: list[RankTrace] = field(default_factory=list)
+
+
+class FitRecord:
+    """State of a fit as its events tell it.
+
+    A coordinator has a record of its run; what users see is made of the record of the whole fit, in which ranks may
+    start again. Where ranks take every step together, such a start is that of another attempt: what the one before
+    has told of ranks counts no more.
+
+    Args:
+        together: Whether ranks take every step together.
+
+    Attributes:
+        started: The latest start of each rank.
+        attempts: All processes of each rank.
+        begun_at: When training began last, in seconds since 1970; a worker that takes another one's place begins none.
+        steps: The latest step of each rank in an epoch that has not ended.
+        epochs: Epochs that have ended, with their seconds.
+        ended_epochs: How many have, since a rank has started.
+        notes: Lines about the fit as a whole, and warnings of its ranks.
+        losses: Ranks that were lost, each once until it starts again.
+        failures: Failures of ranks.
+        finished: Ranks that have nothing more to say.
+        gone: Connections that ended without a word.
+        silent: The last rank, or task, that nothing was heard from for too long.
+        trained: The trained model, when it has come.
+        statistics: Counts that rank 0 has made in the driver's place, where it did.
+        files: What the user's code has left on each rank, and as that of rank -1 in the process of callbacks beside
+            rank 0; of a later attempt at a rank, in place of an earlier one.
+    """
+
+    def __init__(self, *, together: bool = True) -> None:
+        self.together = together
+        self.started: dict[int, Started] = {}
+        self.attempts: dict[int, list[Attempt]] = {}
+        self.begun_at: float | None = None
+        self.steps: dict[int, StepEnded] = {}
+        self.epochs: list[EpochEnded] = []
+        self.ended_epochs = 0
+        self.notes: list[str] = []
+        self.losses: list[Loss] = []
+        self.failures: list[RankFailure] = []
+        self.finished: set[int] = set()
+        self.gone: list[RankGone] = []
+        self.silent: RankSilent | TaskSilent | None = None
+        self.trained: TrainingFinished | None = None
+        self.statistics: dict[str, Any] | None = None
+        self.files: dict[int, FilesLeft] = {}
+        self._rank_epochs: dict[tuple[int, int], RankEpoch] = {}
+        # The latest step of each rank that was behind the end of its epoch.
+        self._past_steps: dict[int, StepEnded] = {}
+        self._of_attempt: set[int] = set()
+        self._lost: set[int] = set()
+        self._epoch_began = time.monotonic()
+
+    def add(self, event: Event) -> Event:
+        """Takes an event; returns it with what only its hearer knows, such as the seconds of an epoch."""
+        try:
+            method = _METHODS[type(event)]
+        except KeyError:
+            return event
+        return method(self, event) or event
+
+    @property
+    def plan(self) -> list[dict[str, Any]]:
+        """Place of each rank: ``rank``, ``host``, ``executor``, ``device``, ``devices`` and ``threads``."""
+        return [{name: getattr(started, name) for name in _PLACE} for _, started in sorted(self.started.items())]
+
+    @property
+    def rank_epochs(self) -> list[RankEpoch]:
+        """Parts of each rank's seconds, by epoch and rank."""
+        return [event for _, event in sorted(self._rank_epochs.items())]
+
+    @property
+    def next_steps(self) -> dict[int, int]:
+        """The step that each rank is in, counted from one over all epochs."""
+        first = {rank: event.first_step for rank, event in self.started.items() if event.first_step is not None}
+        last = {**self._past_steps, **self.steps}
+        return first | {rank: step.epoch * step.steps + step.step + 1 for rank, step in last.items()}
+
+    @property
+    def history(self) -> dict[str, list[Any]]:
+        """One number per epoch by metric, in the form of Keras' ``History.history``."""
+        series: dict[str, list[Any]] = {}
+        for epoch in self.epochs:
+            for name, value in epoch.logs.items():
+                series.setdefault(name, []).append(value)
+        return series
+
+    @property
+    def history_by_epoch(self) -> dict[str, list[Any]]:
+        """One number per epoch by metric; None where an epoch has none, as those before a fit that was resumed."""
+        of_epochs = {epoch.epoch: epoch.logs for epoch in self.epochs}
+        count = max(of_epochs, default=-1) + 1
+        return {name: [of_epochs.get(epoch, {}).get(name) for epoch in range(count)] for name in self.history}
+
+    @property
+    def ended(self) -> set[int]:
+        """Ranks that have nothing more to say, or cannot say it."""
+        return self.finished | {event.rank for event in (*self.failures, *self.gone)}
+
+    @_takes(StepEnded)
+    def _add_step(self, event: StepEnded) -> None:
+        # Each rank has a connection of its own: a step may be heard of after the end of its epoch.
+        steps = self.steps if event.epoch >= self.ended_epochs else self._past_steps
+        steps[event.rank] = event
+
+    @_takes(Started)
+    def _add_start(self, event: Started) -> None:
+        if self.together and event.rank in self._of_attempt:
+            for of_ranks in (self._of_attempt, self._rank_epochs, self.steps, self._past_steps):
+                of_ranks.clear()
+        self._of_attempt.add(event.rank)
+        if self.together or event.rank not in self.started:
+            # The others go on where a worker comes again that nobody waits for.
+            self.begun_at, self._epoch_began = time.time(), time.monotonic()
+        self.started[event.rank] = event
+        self.attempts.setdefault(event.rank, []).append(Attempt(event))
+        self.ended_epochs = 0
+        self._lost.discard(event.rank)
+        if event.note and event.note not in self.notes:
+            self.notes.append(event.note)
+
+    @_takes(EpochEnded)
+    def _add_epoch(self, event: EpochEnded) -> EpochEnded:
+        now = time.monotonic()
+        epoch = replace(event, seconds=now - self._epoch_began) if event.seconds is None else event
+        self._epoch_began = now
+        self.ended_epochs = epoch.epoch + 1
+        for rank in [rank for rank, step in self.steps.items() if step.epoch <= epoch.epoch]:
+            self._past_steps[rank] = self.steps.pop(rank)
+        # A fit that was started again repeats epochs.
+        while self.epochs and self.epochs[-1].epoch >= epoch.epoch:
+            self.epochs.pop()
+        self.epochs.append(epoch)
+        return epoch
+
+    @_takes(RankEpoch)
+    def _add_rank_epoch(self, event: RankEpoch) -> None:
+        self._rank_epochs[event.epoch, event.rank] = event
+
+    @_takes(RankTrace)
+    def _add_trace(self, event: RankTrace) -> RankTrace:
+        trace = replace(event, heard=time.time()) if event.heard is None else event
+        if event.rank in self.attempts:
+            self.attempts[event.rank][-1].traces.append(trace)
+        return trace
+
+    @_takes(RunNote)
+    def _add_note(self, event: RunNote) -> None:
+        self.notes.append(event.text)
+
+    @_takes(Finished)
+    def _add_end(self, event: Finished) -> None:
+        self.finished.add(event.rank)
+
+    @_takes(RankFailure)
+    def _add_failure(self, event: RankFailure) -> None:
+        self.failures.append(event)
+        if not event.is_echo:
+            self._lose(event, event.host, first_line(f"{event.kind}: {event.message}"))
+
+    @_takes(RankGone)
+    def _add_gone(self, event: RankGone) -> None:
+        self.gone.append(event)
+        self._lose(event, "", "its connection has ended without a word")
+
+    @_takes(RankSilent, TaskSilent)
+    def _add_silence(self, event: RankSilent | TaskSilent) -> None:
+        self.silent = event
+        host = event.host if isinstance(event, TaskSilent) else ""
+        self._lose(event, host, f"nothing was heard from it for {event.silent_s:.0f} s")
+
+    def _lose(self, event: Event, host: str, reason: str) -> None:
+        if event.rank in self._lost:
+            return
+        self._lost.add(event.rank)
+        started = self.started.get(event.rank)
+        self.losses.append(Loss(event.rank, host or ("" if started is None else started.host), reason))
+
+    @_takes(TrainingFinished)
+    def _add_model(self, event: TrainingFinished) -> None:
+        self.trained = event
+
+    @_takes(ServerCounts)
+    def _add_counts(self, event: ServerCounts) -> None:
+        self.statistics = dict(event.statistics)
+
+    @_takes(FilesLeft)
+    def _add_files(self, event: FilesLeft) -> None:
+        self.files[-1 if event.of_coordinator else event.rank] = event

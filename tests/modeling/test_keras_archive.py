@@ -1,0 +1,73 @@
+"""Archives of Keras: what another backend has saved, and where one lies while it is loaded."""
+
+import keras
+import pytest
+from tables import every_case
+
+from elephant.modeling.keras_archive import settings_for_this_backend
+from elephant.modeling.model_spec import model_source
+
+
+def compiled():
+    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(2)])
+    model.compile("adam", "mse")
+    return model
+
+
+OF_TORCH = {
+    "module": "keras.src.backend.torch.optimizers.torch_adam",
+    "class_name": "Adam",
+    "config": {"beta_1": 0.5},
+    "registered_name": "Adam",
+}
+OF_ALL = {**OF_TORCH, "module": "keras.optimizers", "registered_name": None}
+SCALED = {"module": "keras.optimizers", "class_name": "LossScaleOptimizer"}
+GROUPS = {"module": "keras.optimizers", "class_name": "MultiOptimizer"}
+SETTINGS = {
+    "JAX's, on PyTorch": ("torch", "jax", (OF_ALL, True), (OF_ALL, "auto")),
+    "a file of JAX or TensorFlow, on PyTorch": ("torch", None, (OF_ALL, True), (OF_ALL, "auto")),
+    "a file of PyTorch, on PyTorch": ("torch", None, (OF_TORCH, True), (OF_TORCH, True)),
+    "PyTorch's, on PyTorch": ("torch", "torch", (OF_ALL, True), (OF_ALL, True)),
+    "PyTorch's, on JAX": ("jax", "torch", (OF_TORCH, False), (OF_ALL, "auto")),
+    "a file of PyTorch, on TensorFlow": ("tensorflow", None, (OF_TORCH, False), (OF_ALL, "auto")),
+    "TensorFlow's, on JAX": ("jax", "tensorflow", (OF_ALL, False), (OF_ALL, "auto")),
+    "a file of JAX or TensorFlow, on JAX": ("jax", None, (OF_ALL, False), (OF_ALL, False)),
+    "inside of another optimizer": (
+        "jax",
+        "torch",
+        ({**SCALED, "config": {"inner_optimizer": OF_TORCH}}, False),
+        ({**SCALED, "config": {"inner_optimizer": OF_ALL}}, "auto"),
+    ),
+    "several": (
+        "jax",
+        None,
+        ({**GROUPS, "config": {"optimizers": [OF_TORCH, OF_ALL]}}, False),
+        ({**GROUPS, "config": {"optimizers": [OF_ALL, OF_ALL]}}, "auto"),
+    ),
+}
+
+
+@every_case("here, saved_on, given, expected", SETTINGS.values(), ids=SETTINGS)
+def test_compile_settings_when_another_backend_has_saved_them_then_are_those_of_this_one(
+    monkeypatch, here, saved_on, given, expected
+):
+    monkeypatch.setattr(keras.config, "backend", lambda: here)
+    before, after = ({"optimizer": one, "loss": "mse", "jit_compile": jit} for one, jit in (given, expected))
+    assert settings_for_this_backend(before, saved_on=saved_on) == after
+
+
+def test_archive_when_a_rank_loads_it_then_lies_in_its_work_folder_which_its_task_removes(tmp_path, monkeypatch):
+    source, places = model_source(compiled()), []
+    load = keras.saving.load_model
+    monkeypatch.setattr(keras.saving, "load_model", lambda path, **given: places.append(path) or load(path, **given))
+    monkeypatch.setenv("ELEPHANT_WORK_FOLDER", str(tmp_path))
+    source.build()
+    assert [place.parent.parent for place in places] == [tmp_path]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_archive_when_the_rank_s_work_folder_is_gone_then_lies_nowhere_else(tmp_path, monkeypatch):
+    # The task has ended, and so will the rank: what it put elsewhere nobody would remove.
+    monkeypatch.setenv("ELEPHANT_WORK_FOLDER", str(tmp_path / "gone"))
+    with pytest.raises(FileNotFoundError):
+        model_source(compiled()).build()

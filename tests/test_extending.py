@@ -1,0 +1,234 @@
+"""Additions as docs/development.md describes them, made to a copy of the project: they take so many edits, and work."""
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.timeout(300)
+ROOT = Path(__file__).resolve().parent.parent
+LEFT_OUT = shutil.ignore_patterns(
+    ".git", ".venv*", ".*_cache", ".hypothesis", "__pycache__", "*.egg-info", "build", "dist", "site"
+)
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One place that is edited: a new file, text at a file's end, or text behind a line that it has once."""
+
+    file: str
+    text: str
+    behind: str = ""
+
+    def make(self, root):
+        path = root / self.file
+        if not self.behind:
+            path.write_text((path.read_text() + "\n\n" if path.exists() else "") + self.text)
+            return
+        old = path.read_text()
+        assert old.count(self.behind) == 1, f"{self.file}: expected {self.behind!r} once."
+        path.write_text(old.replace(self.behind, self.behind + self.text))
+
+
+@dataclass(frozen=True)
+class Addition:
+    """What is added, and a program that fails where it does not work."""
+
+    edits: tuple[Edit, ...]
+    probe: str
+
+
+CODEC = '''"""Signs of values, and one magnitude for all of them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from elephant.compression.codec import Codec, register_codec
+
+
+class Signs(Codec):
+    """One bit for each value, and their mean magnitude."""
+
+    def encoded_bytes(self, count: int) -> int:
+        return 4 + (count + 7) // 8
+
+    def encode(self, values: np.ndarray, out: np.ndarray, *, offset: int) -> None:
+        out[:4] = np.array([np.abs(values).mean()], np.float32).view(np.uint8)
+        out[4:] = np.packbits(values > 0)
+
+    def decode(self, data: np.ndarray, out: np.ndarray) -> None:
+        out[:] = np.where(np.unpackbits(data[4:], count=len(out)), 1, -1) * data[:4].view(np.float32)
+
+
+register_codec("signs", lambda count: Signs(), ratio=32)
+'''
+
+ALGORITHM = '''@register_algorithm("half")
+class Half(Algorithm):
+    """Half of how far the weights have moved."""
+
+    pushes_gradients = False
+
+    def update(self, local: np.ndarray, center: np.ndarray, steps: int) -> np.ndarray:
+        return 0.5 * (local - center)
+'''
+
+CHECK = '''@check(Phase.APPLICATION)
+def check_event_log(settings: Mapping[str, str]) -> CheckResult:
+    """Returns whether Spark keeps a log of this application."""
+    logs = is_true(settings, "spark.eventLog.enabled")
+    return check_result(
+        "event log",
+        logs,
+        otherwise=WARNING,
+        expected="an event log, which shows afterwards what a fit has done",
+        received="one" if logs else "none",
+        remedy="Set spark.eventLog.enabled=true.",
+    )
+'''
+
+FORMAT = '''"""Arrow files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from elephant.data.file_sources import Part, PlannedFiles, Share, deal_files
+from elephant.storage.filesystem import Found, open_file_system
+
+
+@dataclass(frozen=True)
+class ArrowFiles(PlannedFiles):
+    """Arrow files, of each of which a worker reads every so many rows.
+
+    Args:
+        url: Their folder.
+        found: The files.
+    """
+
+    url: str
+    found: tuple[Found, ...]
+
+    def columns(self) -> pa.Schema:
+        """Returns the columns of the first file."""
+        system, _ = open_file_system(self.url)
+        return pa.ipc.open_file(system.open_input_file(self.found[0].path)).schema
+
+    def deal(self, num_workers: int, *, seed: int | None) -> list[Part]:
+        return list(deal_files([file.size for file in self.found], num_workers))
+
+    def read(self, part: Part, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        system, _ = open_file_system(self.url)
+        for share in part:
+            table = pa.ipc.open_file(system.open_input_file(self.found[share.file].path)).read_all()
+            yield from self._rows(table, share).select(columns).to_batches()
+
+    def _rows(self, table: pa.Table, share: Share) -> pa.Table:
+        return table.take(pa.array(range(share.index, table.num_rows, share.count), pa.int64()))
+'''
+
+OPENER = """@file_format("arrow", title="Arrow", names=r"\\.(arrow|feather)$", magic=b"ARROW1")
+def _open_arrow(listing: FileListing) -> Opened:
+    files = ArrowFiles(listing.url, tuple(listing.found))
+    return Opened(spark_schema(files.columns()), files)
+"""
+
+ADDITIONS = {
+    "codec": Addition(
+        (
+            Edit("elephant/compression/signs.py", CODEC),
+            Edit("elephant/compression/__init__.py", "from elephant.compression.signs import Signs as Signs\n",
+                 "from elephant.compression.power_sgd import PowerSGD\n"),
+        ),
+        """
+import numpy as np
+from elephant.compression import CODECS
+from elephant.options import OPTION
+OPTION["compression"].check("signs")
+codec = CODECS["signs"].make(3)
+data, out = np.empty(codec.encoded_bytes(3), np.uint8), np.empty(3, np.float32)
+codec.encode(np.array([1.0, -2.0, 3.0], np.float32), data, offset=0)
+codec.decode(data, out)
+assert out.tolist() == [2.0, -2.0, 2.0], out
+""",
+    ),
+    "algorithm": Addition(
+        (Edit("elephant/algorithms.py", ALGORITHM),),
+        """
+import numpy as np
+from elephant.algorithms import ALGORITHMS
+from elephant.options import OPTION
+OPTION["algorithm"].check("half")
+assert "half" in OPTION["algorithm"].help
+assert ALGORITHMS["half"](2).update(np.array([3.0]), np.array([1.0]), 1).tolist() == [1.0]
+""",
+    ),
+    "check": Addition(
+        (Edit("elephant/cluster/checks/session_checks.py", CHECK),),
+        """
+from elephant.cluster.checks import session_checks
+from elephant.cluster.checks.registry import CHECKS, Phase
+# With the facts that doctor gives to all checks of the phase.
+one = CHECKS[Phase.APPLICATION]["elephant.cluster.checks.session_checks.check_event_log"]
+results = [one.run(**{name: {"settings": {}}[name] for name in one.needs})]
+assert "event log" in [result.name for result in results], results
+""",
+    ),
+    "file format": Addition(
+        (
+            Edit("elephant/data/arrow.py", FORMAT),
+            Edit("elephant/spark/file_formats.py", OPENER),
+            Edit("elephant/spark/file_formats.py", "from elephant.data.arrow import ArrowFiles\n",
+                 "from elephant.cluster.row_source import RecordFiles\n"),
+        ),
+        """
+import pathlib, tempfile
+import pyarrow as pa, pyarrow.feather
+from elephant.spark.file_formats import Files, open_files
+with tempfile.TemporaryDirectory() as folder:
+    for name, values in (("one.arrow", [1, 2, 3]), ("two.arrow", [4, 5])):
+        pa.feather.write_feather(pa.table({"x": values}), f"{folder}/{name}", compression="uncompressed")
+    opened = open_files(Files(folder), None, None)
+    assert opened.schema.simpleString() == "struct<x:bigint>", opened.schema
+    parts = opened.files.deal(2, seed=None)
+    rows = [row for part in parts for batch in opened.files.read(part, ["x"]) for row in batch["x"].to_pylist()]
+    assert len(parts) == 2 and sorted(rows) == [1, 2, 3, 4, 5], rows
+""",
+    ),
+}  # fmt: skip
+# Of each addition, the places that the page names.
+EDITS = {"codec": 2, "algorithm": 1, "check": 1, "file format": 3}
+
+
+def run(root, *command):
+    environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+
+
+@pytest.mark.parametrize("name", ADDITIONS)
+def test_addition_when_made_as_the_page_says_then_takes_so_many_edits_and_works(tmp_path, name):
+    shutil.copytree(ROOT / "elephant", tmp_path / "elephant", ignore=LEFT_OUT)
+    for edit in ADDITIONS[name].edits:
+        edit.make(tmp_path)
+    assert len(ADDITIONS[name].edits) == EDITS[name]
+    run(tmp_path, sys.executable, "-c", ADDITIONS[name].probe)
+
+
+@pytest.mark.slow("types and imports of a copy of the whole package; the additions one by one are in the quick tier")
+def test_project_when_all_additions_are_made_then_make_check_is_green(tmp_path):
+    root = tmp_path / "copy"
+    shutil.copytree(ROOT, root, ignore=LEFT_OUT)
+    for addition in ADDITIONS.values():
+        for edit in addition.edits:
+            edit.make(root)
+    # The environment is the one that runs this test: it is not to be installed anew for the copy.
+    run(root, "make", "-o", "venv", "check", f"VENV={sys.prefix}")
