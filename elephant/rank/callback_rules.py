@@ -25,6 +25,7 @@ from typing import Any
 
 import keras
 
+from elephant.backends.keras_private import traces_batches
 from elephant.errors import ConfigurationError, UnsupportedError
 from elephant.training.warmup import LearningRateWarmup
 
@@ -207,7 +208,7 @@ def _writes_in_batches(callback: keras.callbacks.Callback) -> bool:
     adds = not is_of_tool(callback, Duty.LOGS) and any(
         getattr(type(callback), event) is not getattr(of_keras, event) for event in BATCH_EVENTS
     )
-    return bool(often or adds or getattr(callback, "_should_trace", False))
+    return bool(often or adds or traces_batches(callback))
 
 
 def places_of(

@@ -63,7 +63,7 @@ def test_fit_when_rank_0_hosts_then_equals_one_process(hosted, capsys, mode, wor
     if mode == "synchronous":
         # The driver's own object, when all has ended.
         assert seen == fitted.history["loss"]
-    expected, _ = fit_one_process(estimator.getModel().build(), [classifier_data(40)] * 2, epochs=2)
+    expected, _ = fit_one_process(estimator.getModel().model, [classifier_data(40)] * 2, epochs=2)
     for value, wanted in zip(fitted.model.get_weights(), expected, strict=True):
         np.testing.assert_allclose(value, wanted, atol=1e-5)
     shown = capsys.readouterr().out
