@@ -297,7 +297,7 @@ class FilesLeft(Event):
 
     names: list[str]
     left_out: list[str]  # in words: those that were too many, or too large
-    of_host: bool = False  # whether the process beside rank 0 has them, in which callbacks run
+    of_coordinator: bool = False  # whether the process beside rank 0 has them, in which callbacks run
     # contents, bytes as uint8
     arrays: Sequence[np.ndarray] = field(default=(), compare=False)  # type: ignore[misc]
 
@@ -306,10 +306,12 @@ class FilesLeft(Event):
         return len(self.names)
 
     @classmethod
-    def of(cls, files: Mapping[str, bytes], left_out: Sequence[str], *, rank: int, of_host: bool = False) -> FilesLeft:
+    def of(
+        cls, files: Mapping[str, bytes], left_out: Sequence[str], *, rank: int, of_coordinator: bool = False
+    ) -> FilesLeft:
         """Returns the event that carries files."""
         arrays = tuple(np.frombuffer(content, np.uint8) for content in files.values())
-        return cls(rank=rank, names=list(files), left_out=list(left_out), of_host=of_host, arrays=arrays)
+        return cls(rank=rank, names=list(files), left_out=list(left_out), of_coordinator=of_coordinator, arrays=arrays)
 
     @property
     def files(self) -> dict[str, bytes]:
