@@ -23,10 +23,12 @@ MODEL_FILE = re.compile(r"\.(keras|h5)$")
 
 
 def _any(value: Any) -> bool:
+    """Returns True."""
     return True
 
 
 def _same(value: Any) -> Any:
+    """Returns the value."""
     return value
 
 
