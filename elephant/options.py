@@ -83,7 +83,7 @@ class Option:
 
     @property
     def takes_none(self) -> bool:
-        """Whether None is one of its values.
+        """True if None is one of its values.
 
         >>> OPTION["label_col"].takes_none, OPTION["weight_col"].takes_none, OPTION["epochs"].takes_none
         (True, True, False)

@@ -33,7 +33,7 @@ VECTOR_TYPE = pa.schema(
     [("type", pa.int8()), ("size", pa.int32()), ("indices", pa.list_(pa.int32())), ("values", pa.list_(pa.float64()))]
 )
 
-# Of outputs that travel to the driver in one cell.
+# Bytes of the outputs that travel to the driver in one cell.
 _PIECE_BYTES = 64 * 2**20
 
 # What a column holds of its output.
@@ -154,7 +154,7 @@ class OutputColumn:
 
     @property
     def is_vector(self) -> bool:
-        """Whether the column becomes one of ml vectors, an element per class."""
+        """True if the column becomes one of ml vectors, an element per class."""
         return self.holds in (PROBABILITY, SCORES)
 
     @property
@@ -458,7 +458,7 @@ def _as_arrow(series: Any) -> pa.Array:
         names = list(series.columns)
         parts = [pa.Array.from_pandas(series[name]) for name in names]
         if names == VECTOR_TYPE.names:
-            # Of dense vectors alone pandas does not tell which type indices would have.
+            # pandas does not tell the type of indices where all vectors are dense.
             parts = [part.cast(field.type) for part, field in zip(parts, VECTOR_TYPE, strict=True)]
         return pa.StructArray.from_arrays(parts, names)
     return pa.Array.from_pandas(series)
