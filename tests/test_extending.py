@@ -141,6 +141,20 @@ def _open_arrow(listing: FileListing) -> Opened:
     return Opened(spark_schema(files.columns()), files)
 """
 
+EVENT = '''@dataclass(frozen=True, kw_only=True)
+class MemoryPeak(Event):
+    """The most memory that the rank's process has had so far."""
+
+    line: ClassVar[str] = "worker_memory"
+    peak_bytes: int
+'''
+
+TAKES_EVENT = """
+    @_takes(MemoryPeak)
+    def _add_memory_peak(self, peak: MemoryPeak) -> None:
+        self.peak_bytes[peak.rank] = peak.peak_bytes
+"""
+
 ADDITIONS = {
     "codec": Addition(
         (
@@ -203,9 +217,34 @@ with tempfile.TemporaryDirectory() as folder:
     assert len(parts) == 2 and sorted(rows) == [1, 2, 3, 4, 5], rows
 """,
     ),
+    "event": Addition(
+        (
+            Edit("elephant/monitor/events.py", EVENT),
+            Edit("elephant/monitor/record.py", "    MemoryPeak,\n", "    Finished,\n"),
+            Edit("elephant/monitor/record.py", "        self.peak_bytes: dict[int, int] = {}\n",
+                 "        self.files: dict[int, FilesLeft] = {}\n"),
+            Edit("elephant/monitor/record.py", TAKES_EVENT,
+                 "        self.files[-1 if files.of_host else files.rank] = files\n"),
+        ),
+        """
+import json
+from elephant.monitor.event_log import EventLog
+from elephant.monitor.events import MemoryPeak, from_message, to_message, unpacked
+from elephant.monitor.listeners import EventFile, Listeners
+written, peak = [], MemoryPeak(rank=1, peak_bytes=7)
+with Listeners([EventFile(written.append)], {}) as listeners:
+    listeners.show(from_message(to_message(peak)))
+assert listeners.record.peak_bytes == {1: 7}
+line = json.loads(written[-1].splitlines()[1])
+assert (line["event"], line["rank"], line["peak_bytes"]) == ("worker_memory", 1, 7), line
+log = EventLog()
+log.show(peak)
+assert unpacked(log.to_bytes()) == [peak]
+""",
+    ),
 }  # fmt: skip
 # Of each addition, the places that the page names.
-EDITS = {"codec": 2, "algorithm": 1, "check": 1, "file format": 3}
+EDITS = {"codec": 2, "algorithm": 1, "check": 1, "file format": 3, "event": 4}
 
 
 def run(root, *command):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, ClassVar, get_type_hints
 
@@ -32,6 +32,9 @@ class Logged(enum.Enum):
     NONE = "none"
 
 
+_KINDS: dict[str, type[Event]] = {}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Event:
     """Something that happened on a rank.
@@ -47,6 +50,9 @@ class Event:
     from_rank: ClassVar[bool] = True
     logged: ClassVar[Logged] = Logged.ALL
     line: ClassVar[str] = ""
+
+    def __init_subclass__(cls) -> None:
+        _KINDS[cls.__name__] = cls
 
     @property
     def num_arrays(self) -> int | None:
@@ -383,18 +389,6 @@ class RankGone(Event):
     from_rank: ClassVar[bool] = False
 
 
-def _subclasses(kind: type[Event]) -> Iterator[type[Event]]:
-    for own in kind.__subclasses__():
-        yield own
-        yield from _subclasses(own)
-
-
-_KINDS = {kind.__name__: kind for kind in _subclasses(Event)}
-_FROM_RANKS = {name: kind for name, kind in _KINDS.items() if kind.from_rank}
-_WITH_ARRAYS = frozenset(kind for kind in _KINDS.values() if "arrays" in {part.name for part in fields(kind)})
-LINES = {kind.line: kind for kind in _KINDS.values() if kind.line}
-
-
 def to_message(event: Event) -> Message:
     """Returns the frame that carries an event."""
     values = {name: value for name, value in _fields(event).items() if name != "arrays"}
@@ -403,13 +397,13 @@ def to_message(event: Event) -> Message:
 
 def from_message(message: Message, *, recorded: bool = False) -> Event:
     """Returns the event that a frame carries; raises ProtocolError when it carries none."""
-    known = _KINDS if recorded else _FROM_RANKS
-    kind = known.get(str(message.kind))
-    if kind is None:
-        raise ProtocolError(f"expected one of the events {', '.join(known)}. Received: {message.kind!r}.")
-    values, (annotations, optional) = message.fields, _form(kind.__name__)
+    kind = _KINDS.get(str(message.kind))
+    if kind is None or not (kind.from_rank or recorded):
+        known = ", ".join(name for name, own in _KINDS.items() if own.from_rank or recorded)
+        raise ProtocolError(f"expected one of the events {known}. Received: {message.kind!r}.")
+    values, (annotations, optional, has_arrays) = message.fields, _form(kind.__name__)
     require(values, annotations, kind.__name__, optional=optional)
-    if kind not in _WITH_ARRAYS:
+    if not has_arrays:
         return kind(**values)
     event = kind(**{**values, "arrays": message.arrays})
     expected = event.num_arrays
@@ -419,12 +413,19 @@ def from_message(message: Message, *, recorded: bool = False) -> Event:
 
 
 @functools.cache
-def _form(name: str) -> tuple[dict[str, Any], frozenset[str]]:
-    """Returns the annotations of the fields of an event of that name, and the names of those that have a default."""
+def _form(name: str) -> tuple[dict[str, Any], frozenset[str], bool]:
+    """Returns annotations of fields by name, the names of those that have a default, and whether there are arrays."""
     kind = _KINDS[name]
-    annotations, parts = get_type_hints(kind), [part for part in fields(kind) if part.name != "arrays"]
-    optional = {part.name for part in parts if (part.default, part.default_factory) != (MISSING, MISSING)} - {"rank"}
-    return {part.name: annotations[part.name] for part in parts}, frozenset(optional)
+    annotations = get_type_hints(kind)
+    parts = {part.name: part for part in fields(kind)}
+    has_arrays = parts.pop("arrays", None) is not None
+    defaults = {own for own, part in parts.items() if (part.default, part.default_factory) != (MISSING, MISSING)}
+    return {part: annotations[part] for part in parts}, frozenset(defaults - {"rank"}), has_arrays
+
+
+def class_of_line(line: str) -> type[Event] | None:
+    """Returns the class of the events that have a line of that name in an event file; None where none has."""
+    return next((kind for kind in _KINDS.values() if line and kind.line == line), None)
 
 
 def _fields(event: Event) -> dict[str, Any]:
