@@ -149,10 +149,10 @@ class MemoryPeak(Event):
     peak_bytes: int
 '''
 
-TAKES_EVENT = """
+PEAK = """
     @_takes(MemoryPeak)
-    def _add_memory_peak(self, peak: MemoryPeak) -> None:
-        self.peak_bytes[peak.rank] = peak.peak_bytes
+    def _add_peak(self, peak: MemoryPeak) -> None:
+        self.peaks[peak.rank] = peak.peak_bytes
 """
 
 ADDITIONS = {
@@ -166,7 +166,7 @@ ADDITIONS = {
 import numpy as np
 from elephant.compression import CODECS
 from elephant.options import OPTION
-OPTION["compression"].check("signs")
+OPTION["compression"].value_of("signs")
 codec = CODECS["signs"].make(3)
 data, out = np.empty(codec.encoded_bytes(3), np.uint8), np.empty(3, np.float32)
 codec.encode(np.array([1.0, -2.0, 3.0], np.float32), data, offset=0)
@@ -180,9 +180,30 @@ assert out.tolist() == [2.0, -2.0, 2.0], out
 import numpy as np
 from elephant.algorithms import ALGORITHMS
 from elephant.options import OPTION
-OPTION["algorithm"].check("half")
+OPTION["algorithm"].value_of("half")
 assert "half" in OPTION["algorithm"].help
 assert ALGORITHMS["half"](2).update(np.array([3.0]), np.array([1.0]), 1).tolist() == [1.0]
+""",
+    ),
+    "option": Addition(
+        (
+            Edit("elephant/options.py",
+                 '    Option("grace_steps", integer(0), 2, FIT,\n'
+                 '           help="steps before anything is measured (>= 0)"),\n',
+                 '           help="passes over the training rows (>= 1)"),\n'),
+            Edit("elephant/spark/estimator.py", "        graceSteps: int = 2,\n", "        epochs: int = 1,\n"),
+            Edit("elephant/spark/estimator.py", "        graceSteps: Steps before anything is measured.\n",
+                 "        epochs: Passes over the training rows.\n"),
+            Edit("docs/params.md", "| `graceSteps` | steps before anything is measured (>= 0) | `2` |\n",
+                 "| `epochs` | passes over the training rows (>= 1) | `1` |\n"),
+        ),
+        """
+import numpy as np
+from elephant.config import FitConfig
+from elephant.jobs.settings import TRAIN, settings_of
+from elephant.jobs.submission import read_settings
+assert (FitConfig().grace_steps, FitConfig(grace_steps=np.int64(3)).grace_steps) == (2, 3)
+assert read_settings("train.py", "", settings_of(TRAIN), ["--grace-steps", "4"]) == {"graceSteps": 4}
 """,
     ),
     "check": Addition(
@@ -201,7 +222,7 @@ assert "event log" in [result.name for result in results], results
             Edit("elephant/data/arrow.py", FORMAT),
             Edit("elephant/spark/file_formats.py", OPENER),
             Edit("elephant/spark/file_formats.py", "from elephant.data.arrow import ArrowFiles\n",
-                 "from elephant.cluster.row_source import RecordFiles\n"),
+                 "from elephant.cluster.spark_private import parsed_type\n"),
         ),
         """
 import pathlib, tempfile
@@ -217,34 +238,47 @@ with tempfile.TemporaryDirectory() as folder:
     assert len(parts) == 2 and sorted(rows) == [1, 2, 3, 4, 5], rows
 """,
     ),
+    "callback": Addition(
+        (
+            Edit(
+                "elephant/rank/callback_rules.py",
+                '    CallbackRule("sacred", Duty.LOGS, "logs to the run that the user has opened on the driver"),\n',
+                "_ROWS = (\n",
+            ),
+        ),
+        """
+import keras
+from elephant.rank.callback_rules import Place, place_of
+batches = {"__module__": "sacred.keras", "on_train_batch_end": lambda self, batch, logs=None: None}
+assert place_of(type("Observer", (keras.callbacks.Callback,), batches)()) is Place.DRIVER
+assert place_of(type("Own", (keras.callbacks.Callback,), {**batches, "__module__": "mine"})()) is Place.ALL_RANKS
+""",
+    ),
     "event": Addition(
         (
             Edit("elephant/monitor/events.py", EVENT),
-            Edit("elephant/monitor/record.py", "    MemoryPeak,\n", "    Finished,\n"),
-            Edit("elephant/monitor/record.py", "        self.peak_bytes: dict[int, int] = {}\n",
+            Edit("elephant/monitor/record.py", "        self.peaks: dict[int, int] = {}\n",
                  "        self.files: dict[int, FilesLeft] = {}\n"),
-            Edit("elephant/monitor/record.py", TAKES_EVENT,
-                 "        self.files[-1 if files.of_host else files.rank] = files\n"),
+            Edit("elephant/monitor/record.py", PEAK, "        self.notes.append(note.text)\n"),
+            Edit("elephant/monitor/record.py", "    MemoryPeak,\n", "    Finished,\n"),
         ),
         """
-import json
+from elephant.monitor.events import MemoryPeak, from_message, to_message
+from elephant.monitor.record import FitRecord
+sent = to_message(MemoryPeak(rank=1, peak_bytes=7))
+record = FitRecord()
+record.add(from_message(sent))
+assert record.peaks == {1: 7}
 from elephant.monitor.event_log import EventLog
-from elephant.monitor.events import MemoryPeak, from_message, to_message, unpacked
-from elephant.monitor.listeners import EventFile, Listeners
-written, peak = [], MemoryPeak(rank=1, peak_bytes=7)
-with Listeners([EventFile(written.append)], {}) as listeners:
-    listeners.show(from_message(to_message(peak)))
-assert listeners.record.peak_bytes == {1: 7}
-line = json.loads(written[-1].splitlines()[1])
-assert (line["event"], line["rank"], line["peak_bytes"]) == ("worker_memory", 1, 7), line
+from elephant.monitor.events import unpacked
 log = EventLog()
-log.show(peak)
-assert unpacked(log.to_bytes()) == [peak]
+log.show(from_message(sent))
+assert unpacked(log.to_bytes()) == [MemoryPeak(rank=1, peak_bytes=7)]
 """,
     ),
 }  # fmt: skip
 # Of each addition, the places that the page names.
-EDITS = {"codec": 2, "algorithm": 1, "check": 1, "file format": 3, "event": 4}
+EDITS = {"codec": 2, "algorithm": 1, "option": 4, "check": 1, "file format": 3, "callback": 1, "event": 4}
 
 
 def run(root, *command):
@@ -255,7 +289,8 @@ def run(root, *command):
 
 @pytest.mark.parametrize("name", ADDITIONS)
 def test_addition_when_made_as_the_page_says_then_takes_so_many_edits_and_works(tmp_path, name):
-    shutil.copytree(ROOT / "elephant", tmp_path / "elephant", ignore=LEFT_OUT)
+    for folder in ("elephant", "docs"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=LEFT_OUT)
     for edit in ADDITIONS[name].edits:
         edit.make(tmp_path)
     assert len(ADDITIONS[name].edits) == EDITS[name]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from elephant.backends.base import Backend, BatchForm, Spec, gathered_blocks, gathered_gradient
+from elephant.backends.keras_private import optimized_variables, train_function
 from elephant.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -122,7 +123,9 @@ class JaxBackend(Backend):
             if model.train_function is None or force:
                 compiled = model.jit_compile and not model.run_eagerly
                 # Keras' own one gives the memory of the variables away when a step begins.
-                model.train_function = model._make_function(jax.jit(model.train_step) if compiled else model.train_step)
+                model.train_function = train_function(
+                    model, jax.jit(model.train_step) if compiled else model.train_step
+                )
 
         model.make_train_function = make_train_function
 
@@ -156,7 +159,7 @@ class JaxBackend(Backend):
                 # On a GPU, all copies begin before the first is waited for.
                 getattr(gradient, "copy_to_host_async", int)()
             arrays = [None if gradient is None else np.asarray(gradient) for gradient in gradients]
-            return averager.noting_failure(averager.average)(id(optimizer), arrays, optimizer._trainable_variables)
+            return averager.noting_failure(averager.average)(id(optimizer), arrays, optimized_variables(optimizer))
 
         if model is None:
             self._average_in_step(averager, optimizer, average)
@@ -193,7 +196,7 @@ class JaxBackend(Backend):
         def stateless_apply_averaged(variables: Any, grads: Sequence[Any], trainable_variables: Any) -> Any:
             nonlocal is_averaged
             if averager.note is not None:
-                averager.note(id(optimizer), list(grads), optimizer._trainable_variables)
+                averager.note(id(optimizer), list(grads), optimized_variables(optimizer))
                 return trainable_variables, variables
             gradients, is_averaged = averaged(grads), True
             try:
@@ -203,7 +206,7 @@ class JaxBackend(Backend):
 
         def apply_averaged(grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
             if averager.note is not None:
-                given = optimizer._trainable_variables if trainable_variables is None else trainable_variables
+                given = optimized_variables(optimizer) if trainable_variables is None else trainable_variables
                 return averager.note(id(optimizer), list(grads), list(given))
             return apply(list(grads) if is_averaged else averaged(grads), trainable_variables)
 
@@ -297,6 +300,6 @@ def _cut_step(model: keras.Model, average: Average) -> None:
             weights, variables = second(variables, average(gradients), weights)
             return logs, (weights, others, variables, metrics)
 
-        model.train_function = model._make_function(step)
+        model.train_function = train_function(model, step)
 
     model.make_train_function = make_train_function

@@ -20,6 +20,7 @@ from elephant.backends.base import (
     gathered_blocks,
     gathered_gradient,
 )
+from elephant.backends.keras_private import optimized_variables
 from elephant.backends.tensorflow_gradients import Lookups, fuse_update, lookups_of, without_repeated
 from elephant.data.schema import RowSpec, pack
 from elephant.errors import ConfigurationError
@@ -174,7 +175,7 @@ class TensorFlowBackend(Backend):
             averager.kernel = kernel_of(averager)
 
         def average(grads: Sequence[Any], variables: Sequence[Any] | None, lookups: Lookups | None = None) -> list[Any]:
-            known = optimizer._trainable_variables if variables is None else list(variables)
+            known = optimized_variables(optimizer) if variables is None else list(variables)
             return self._averaged(averager, id(optimizer), list(grads), known, lookups)
 
         if model is not None and model.jit_compile and not model.run_eagerly:
@@ -184,7 +185,7 @@ class TensorFlowBackend(Backend):
 
         def apply_averaged(grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
             if averager.note is not None:
-                variables = optimizer._trainable_variables if trainable_variables is None else trainable_variables
+                variables = optimized_variables(optimizer) if trainable_variables is None else trainable_variables
                 return averager.note(id(optimizer), list(grads), list(variables))
             return apply(average(grads, trainable_variables), trainable_variables)
 

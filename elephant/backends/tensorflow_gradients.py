@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from elephant.backends.keras_private import adam_slots, place_in_optimizer
 from elephant.backends.lookups import BY_BATCH, UNTOLD, Places
 
 if TYPE_CHECKING:
@@ -195,13 +196,14 @@ def _adam(optimizer: keras.optimizers.Adam, gradient: Any, variable: Any, learni
     import keras
     import tensorflow as tf
 
-    dtype, place = variable.dtype, optimizer._get_variable_index(variable)
+    dtype, place = variable.dtype, place_in_optimizer(optimizer, variable)
+    means, squares = adam_slots(optimizer)
     step = keras.ops.cast(optimizer.iterations + 1, dtype)
     first, second = (1 / _excess(dtype, optimizer.beta_1), _excess(dtype, optimizer.beta_2) ** 0.5)
     tf.raw_ops.ResourceApplyAdam(
         var=variable.handle,
-        m=optimizer._momentums[place].value.handle,
-        v=optimizer._velocities[place].value.handle,
+        m=means[place].value.handle,
+        v=squares[place].value.handle,
         beta1_power=keras.ops.power(keras.ops.cast(optimizer.beta_1, dtype), step),
         beta2_power=keras.ops.power(keras.ops.cast(optimizer.beta_2, dtype), step),
         lr=learning_rate * tf.constant(first * second, dtype),
@@ -234,7 +236,7 @@ def _momentum(optimizer: keras.optimizers.SGD, gradient: Any, variable: Any, lea
 
     tf.raw_ops.ResourceApplyKerasMomentum(
         var=variable.handle,
-        accum=optimizer.momentums[optimizer._get_variable_index(variable)].value.handle,
+        accum=optimizer.momentums[place_in_optimizer(optimizer, variable)].value.handle,
         lr=learning_rate,
         grad=gradient,
         momentum=tf.cast(optimizer.momentum, variable.dtype),

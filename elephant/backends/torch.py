@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from elephant.backends.base import Backend, Spec, gathered_blocks, gathered_gradient
+from elephant.backends.keras_private import TORCH_OPTIMIZERS, optimized_variables
 from elephant.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class TorchBackend(Backend):
     packages = ("torch",)
     oldest = "2.4"
     count_gpus = "import torch; print('gpus', torch.cuda.device_count())"
-    optimizers = "keras.src.backend.torch.optimizers."
+    optimizers = TORCH_OPTIMIZERS
     program_layers = ("TorchModuleWrapper",)
     # Of one row, its convolutions on a processor cannot have gradients: "grad_weight must be contiguous" (2.13).
     stand_in_rows = 2
@@ -138,7 +139,7 @@ class TorchBackend(Backend):
             ]
 
         def apply_averaged(grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
-            variables = optimizer._trainable_variables if trainable_variables is None else list(trainable_variables)
+            variables = optimized_variables(optimizer) if trainable_variables is None else list(trainable_variables)
             if averager.note is not None:
                 return averager.note(id(optimizer), list(grads), variables)
             with torch.no_grad():
@@ -255,8 +256,8 @@ class _EarlyBuckets:
             return
         if any(position in positions for positions in buckets[: self._sent]):
             raise UnsupportedError(
-                "bucketBytes: expected a step that adds to each gradient once. Received: one that adds to a "
-                "gradient that has left for the other ranks. Set bucketBytes=0."
+                "ELEPHANT_BUCKET_BYTES: expected a step that adds to each gradient once. Received: one that adds to a "
+                "gradient that has left for the other ranks. Set it to 0 in the driver's environment."
             )
         self._arrived[position] = value.grad
         while self._sent < len(buckets) and self._arrived.keys() >= set(buckets[self._sent]):

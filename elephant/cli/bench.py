@@ -20,8 +20,9 @@ from elephant.cluster.session import require_master
 from elephant.config import Timeouts
 from elephant.errors import ClusterError, ConfigurationError, short_text
 from elephant.jobs.inputs import estimator_of, read_rows, require_code
-from elephant.jobs.settings import INTEGER, SPARK_OPTIONS, SWITCH, TEXT, TRAIN, Setting, SettingType, settings_of
+from elephant.jobs.settings import TRAIN, Setting, settings_of
 from elephant.jobs.submission import json_line, leave_out_warnings, line_of, read_settings, require_one
+from elephant.kinds import SPARK_OPTIONS, SWITCH, TEXT, Kind, integer
 from elephant.options import OPTION
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ _RUN_S, _FIRST_STEPS, _MOST_GROWTH = 60.0, 5, 200
 _LEFT_OUT = {
     "output", "saveMode", "numWorkers", "epochs", "stepsPerEpoch", "checkpointPath", "checkpointEpochs", "resume",
     "maxRestarts", "validationFraction", "validationIndicatorCol", "callbacks", "driverCallbacks", "eventsPath",
-    "tracePath", "verbose",
+    "verbose",
 }  # fmt: skip
 _WIDTH = 140
 
@@ -58,9 +59,9 @@ SETTINGS = (
     Setting("master", TEXT, "a Spark master, such as spark://host:7077; executors of this machine without one"),
     Setting("remote", TEXT, "a Spark Connect server, such as sc://host:15002, instead of --master"),
     Setting("conf", SPARK_OPTIONS, "a Spark setting, such as spark.task.cpus=4"),
-    Setting("workers", SettingType("numbers such as 1,2,4", _counts), "of each run: powers of two up to the slots"),
-    Setting("steps", INTEGER, "of an epoch; as many as make a run of about a minute"),
-    Setting("repeats", INTEGER, f"epochs of each run that count ({DEFAULT_REPEATS})"),
+    Setting("workers", Kind(list, "numbers such as 1,2,4", _counts), "of each run: powers of two up to the slots"),
+    Setting("steps", integer(1), "of an epoch; as many as make a run of about a minute"),
+    Setting("repeats", integer(1), f"epochs of each run that count ({DEFAULT_REPEATS})"),
     Setting("strong", SWITCH, "divide batchSize by the workers, in place of one batchSize for each"),
     Setting("json", SWITCH, "print one line of JSON in place of the table"),
     Setting("output", TEXT, "a file for the same as an HTML page"),
@@ -100,9 +101,6 @@ def check(settings: Mapping[str, Any]) -> None:
     if "master" in settings and "remote" in settings:
         require_one(settings, "master", "remote")
     require_master(settings.get("master", ""))
-    for name in ("steps", "repeats"):
-        if settings.get(name, 1) < 1:
-            raise ConfigurationError(f"{name}: expected an integer of at least 1. Received: {settings[name]}.")
 
 
 def _ship_modules() -> None:
@@ -150,15 +148,15 @@ def measure(session: SparkSession, settings: Mapping[str, Any]) -> list[ScalingR
     """
     from elephant.cli.doctor import DEFAULT_WORKERS
 
-    rows = read_rows(session, settings)
+    files = read_rows(session, settings)
     slots_s = Timeouts.of(settings.get("timeouts", {})).slots_s
     known = settings.get("workers")
     counts = known or workers_up_to(awaited_slots(session, DEFAULT_WORKERS, slots_s, _note) or DEFAULT_WORKERS)
     repeats, runs = settings.get("repeats", DEFAULT_REPEATS), []
     for workers in counts:
         try:
-            steps = settings.get("steps") or _calibrated(rows, settings, workers, repeats)
-            run = _run(rows, settings, workers, steps, repeats)
+            steps = settings.get("steps") or _calibrated(files, settings, workers, repeats)
+            run = _run(files, settings, workers, steps, repeats)
             _note(f"workers={workers}, {repeats} times {steps} steps: {run.rows_per_s:,.0f} rows/s")
         except Exception as error:
             run = _empty(settings, workers, error=line_of(error))
@@ -176,22 +174,22 @@ def grown_steps(steps: int, took_s: float, wanted_s: float) -> int:
     return max(min(round(steps * wanted_s / max(took_s, 1e-9)), steps * _MOST_GROWTH), 1)
 
 
-def _calibrated(rows: DataFrame | Files, settings: Mapping[str, Any], workers: int, repeats: int) -> int:
+def _calibrated(files: DataFrame | Files, settings: Mapping[str, Any], workers: int, repeats: int) -> int:
     """Returns the steps of an epoch with which a run takes about a minute; what runs here warms the executors up."""
     steps = _FIRST_STEPS
     # A few steps are mostly an epoch's beginning and end: some seconds of them tell more.
     for wanted_s in (2.0, _RUN_S / (repeats + 1)):
-        run = _run(rows, settings, workers, steps, 1)
+        run = _run(files, settings, workers, steps, 1)
         steps = grown_steps(steps, steps * run.step_s, wanted_s)
     return steps
 
 
-def _run(rows: DataFrame | Files, settings: Mapping[str, Any], workers: int, steps: int, repeats: int) -> ScalingRun:
+def _run(files: DataFrame | Files, settings: Mapping[str, Any], workers: int, steps: int, repeats: int) -> ScalingRun:
     from elephant.monitor.scaling import ScalingRun
 
     empty = _empty(settings, workers)
     own = {"numWorkers": workers, "epochs": 1 + repeats, "stepsPerEpoch": steps, "batchSize": empty.batch_size}
-    fitted = estimator_of({**settings, **own, "verbose": 0}).fit(rows)
+    fitted = estimator_of({**settings, **own, "verbose": 0}).fit(files)
     return ScalingRun.of(fitted.summary, workers=workers, batch_size=empty.batch_size, steps=steps)
 
 

@@ -8,7 +8,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -80,7 +80,7 @@ def _read(words: Sequence[str]) -> argparse.Namespace:
     if words[:1] == ["bench"]:
         # Its arguments are settings, as those of a job are.
         return argparse.Namespace(command="bench", arguments=list(words[1:]))
-    # Of what comes behind two dashes nothing is ours.
+    # Words behind two dashes are the script's.
     own = list(words[: words.index("--")]) if "--" in words else list(words)
     given, unknown = parser.parse_known_args(own)
     if unknown or (given.command != "run" and len(own) < len(words)):
@@ -163,14 +163,14 @@ def _parser() -> argparse.ArgumentParser:
         "--timeout", type=_seconds, default=60.0, metavar="S", help="seconds that a single check may take (60)"
     )
     doctor.add_argument("--json", action="store_true", help="print JSON in place of the table")
-    _add_run(commands)
-    _add_report(commands)
+    _add_run(commands.add_parser)
+    _add_report(commands.add_parser)
     commands.add_parser("bench", help="measure what more workers bring to your own model and rows", add_help=False)
     return parser
 
 
-def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    report = commands.add_parser(
+def _add_report(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
+    report = add_parser(
         "report",
         help="make a page of a fit from its events, as eventsPath has them written",
         description="Makes one HTML page of a fit, which loads nothing: where its time went, curves, advice.",
@@ -185,8 +185,8 @@ def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
 
 
-def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    run = commands.add_parser(
+def _add_run(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
+    run = add_parser(
         "run",
         help="run a Python file on N workers, connected with each other",
         usage="elephant run SCRIPT [--num-workers N] [OPTION ...] [-- ARGUMENT ...]",

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from elephant.cluster.session import is_remote, setting
+from elephant.cluster.spark_private import connect_client
 from elephant.errors import ClusterError, NetworkError
 from elephant.net.addresses import Address, address_towards, is_own_address, numeric_addresses
 
@@ -51,13 +52,12 @@ def client_addresses(session: SparkSession) -> tuple[str, str]:
 
 
 def _server_host(session: SparkSession) -> str:
-    client = getattr(session, "client", None) or getattr(session, "_client", None)
-    host = getattr(client, "host", None)
+    host = getattr(connect_client(session), "host", None)
     if not host:
         raise ClusterError(
             "expected a Spark Connect session that tells the host of its server. Received: "
             f"{type(session).__module__}.{type(session).__qualname__}, which does not. "
-            "Set spark.elephant.hosting to executors."
+            "Set spark.elephant.coordinator to executors."
         )
     return str(host).strip("[]")
 

@@ -22,6 +22,7 @@ from elephant.cluster.session import (
     tasks_on,
     whole_number,
 )
+from elephant.cluster.spark_private import explained, java_context, pair_of
 from elephant.errors import ClusterError
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def running_executors(session: SparkSession) -> list[Executor] | None:
     context = jvm_context(session)
     if context is None:
         return None
-    listed = context._jsc.sc().statusStore().executorList(True)
+    listed = java_context(context).sc().statusStore().executorList(True)
     summaries = [listed.apply(index) for index in range(listed.size())]
     # One that dynamic allocation has started for a profile runs no other tasks.
     executors = [_executor(summary) for summary in summaries if summary.resourceProfileId() == 0]
@@ -114,7 +115,7 @@ def has_no_executor(session: SparkSession) -> bool:
         return False
     try:
         # One call tells it of large clusters; the driver is in this list too.
-        many = len(context._jsc.sc().statusTracker().getExecutorInfos()) > 1
+        many = len(java_context(context).sc().statusTracker().getExecutorInfos()) > 1
         return not many and running_executors(session) == []
     except Exception:
         # The JVM is gone, of which its job says more.
@@ -159,8 +160,8 @@ def _executor(summary: Any) -> Executor:
 def _resources(by_name: Any) -> dict[str, list[str]]:
     found, entries = {}, by_name.iterator()
     while entries.hasNext():
-        entry = entries.next()
-        found[str(entry._1())] = [str(address) for address in entry._2().addresses()]
+        name, given = pair_of(entries.next())
+        found[str(name)] = [str(address) for address in given.addresses()]
     return found
 
 
@@ -202,7 +203,7 @@ def count_slots(session: SparkSession, profile: TaskProfile | None = None) -> in
         return None if executors is None else slots_of(executors, task_cpus=profile.cpus, resources=resources)
     if context is None:
         return _parallelism(session) if is_remote(session) else None
-    scheduler = context._jsc.sc()
+    scheduler = java_context(context).sc()
     return int(scheduler.maxNumConcurrentTasks(scheduler.resourceProfileManager().defaultResourceProfile()))
 
 
@@ -215,8 +216,7 @@ def _parallelism(session: SparkSession) -> int | None:
     settings = session_settings(session)
     if "spark.default.parallelism" in settings or settings.get("spark.sql.leafNodeDefaultParallelism"):
         return None
-    explained: Any = session.range(1)
-    splits = _SPLITS.search(str(explained._explain_string(mode="simple")))
+    splits = _SPLITS.search(explained(session.range(1)))
     return None if splits is None else tasks_on(int(splits[1]), cpus_of_task(settings))
 
 

@@ -48,6 +48,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Literal
 
 from elephant.cluster.session import NEWEST_JAVA, environment, minor
+from elephant.cluster.spark_private import active_context, gateway_process
 from elephant.errors import ClusterError, ConfigurationError
 from elephant.storage.folder import write_whole
 
@@ -115,13 +116,13 @@ def local_session(
             raise ConfigurationError(f"Expected {name} to be at least 1. Received: {number}")
     try:
         import pyspark
-        from pyspark import SparkContext
         from pyspark.sql import SparkSession
+
+        running = active_context()
     except ImportError as error:
         raise ClusterError(
             f"PySpark cannot be imported ({error}): install it with pip install 'elephant-spark[local]'."
         ) from error
-    running = SparkContext._active_spark_context
     if running is not None:
         raise ClusterError(
             f"Expected no Spark session in this process, found one with master {running.master!r}: "
@@ -249,14 +250,13 @@ def _close(home: Path, owner: int, lock: int) -> None:
 
 def _end_jvm() -> None:
     """Stops a session that nobody stopped, then ends the JVM as Spark does it, by closing its input, and waits."""
-    from pyspark import SparkContext
-
-    process: subprocess.Popen[bytes] | None = getattr(SparkContext._gateway, "proc", None)
+    process: subprocess.Popen[bytes] | None = gateway_process()
     if process is None or process.stdin is None or process.poll() is not None:
         return
-    if SparkContext._active_spark_context is not None:
+    running = active_context()
+    if running is not None:
         # Without this the cluster would restart executors while its JVM goes down, with a page of errors.
-        SparkContext._active_spark_context.stop()
+        running.stop()
     process.stdin.close()
     try:
         process.wait(JVM_EXIT_TIMEOUT_S)

@@ -22,6 +22,7 @@ from packaging.version import Version
 from elephant.backends.process_environment import process_environment
 from elephant.cluster.session import jvm_context, release
 from elephant.cluster.spark_job import described
+from elephant.cluster.spark_private import arrow_batches, query_execution
 from elephant.data.casting import prepared_batch, prepared_batches
 from elephant.data.file_sources import Part, PlannedFiles, deal_files
 from elephant.data.records import RecordPlan
@@ -62,7 +63,7 @@ def num_partitions(frame: DataFrame) -> int | None:
     """
     if jvm_context(frame.sparkSession) is None:
         return None
-    node = frame._jdf.queryExecution().optimizedPlan()
+    node = query_execution(frame).optimizedPlan()
     while True:
         name = node.nodeName()
         if name in _SHUFFLES:
@@ -83,7 +84,7 @@ def estimated_bytes(frame: DataFrame) -> int | None:
         return None
     try:
         # A Scala number without a limit, which arrives as text or as an integer.
-        estimate = int(str(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
+        estimate = int(str(query_execution(frame).optimizedPlan().stats().sizeInBytes()))
     except Exception:
         # A source that cannot tell is read all the same; what is wrong with a plan, Spark says of the fit itself.
         return None
@@ -195,7 +196,7 @@ class FrameRows(ArrowRows):
                 except (ValueError, OverflowError):
                     # A date that Python does not have. For Arrow, Spark runs a task on every partition.
                     row: Any = self.frame.limit(1)
-                    table = row.toArrow() if SINCE_4 else pa.Table.from_batches(row._collect_as_arrow())
+                    table = row.toArrow() if SINCE_4 else pa.Table.from_batches(arrow_batches(row))
                     [self.first] = table.combine_chunks().to_batches()
         return None if self.first is None or self.schema is None else prepared_batch(self.first, self.schema)
 

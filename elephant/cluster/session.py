@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
 
+from elephant.cluster.spark_private import context_of, java_context, jvm_of
 from elephant.errors import ClusterError, ConfigurationError, UnsupportedError, nearest
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ _NAMES = (
     "spark.dynamicAllocation.minExecutors",
     "spark.dynamicAllocation.shuffleTracking.enabled",
     "spark.elephant.allowPlaintext",
+    "spark.elephant.gpuResource",
     "spark.elephant.warmWorkers",
     "spark.executor.cores",
     "spark.executor.instances",
@@ -116,7 +118,7 @@ def require_connect(session: SparkSession) -> None:
     """Raises UnsupportedError where a session is one of Spark Connect, and PySpark is too old to run jobs beside it."""
     import pyspark
 
-    # Of threads rather than of numbers: platforms count the versions of their clients otherwise.
+    # Threads tell it better than numbers: platforms count the versions of their clients otherwise.
     if is_remote(session) and "session" not in inspect.signature(pyspark.InheritableThread.__init__).parameters:
         raise UnsupportedError(
             f"Spark Connect: expected PySpark 4.0 or newer. Received: {pyspark.__version__}, which runs no job beside "
@@ -138,12 +140,12 @@ def jvm_context(session: SparkSession) -> Any | None:
         return None
     if session not in _locked:
         _locked[session] = _is_locked(session)
-    return None if _locked[session] else session._sc
+    return None if _locked[session] else context_of(session)
 
 
 def _is_stopped(session: Any) -> bool:
     try:
-        return session._sc._jsc is None
+        return java_context(context_of(session)) is None
     except Exception:
         # Not to be seen where the context is kept from Python.
         return False
@@ -152,8 +154,9 @@ def _is_stopped(session: Any) -> bool:
 def _is_locked(session: Any) -> bool:
     """Returns whether the JVM is kept from Python, as on shared clusters of some platforms."""
     try:
-        session._sc._jsc.sc().applicationId()
-        session._sc._jvm.org.apache.hadoop.fs.Path("/")
+        context = context_of(session)
+        java_context(context).sc().applicationId()
+        jvm_of(context).org.apache.hadoop.fs.Path("/")
     except Exception:
         # Py4JSecurityException, or an error of the platform's own: none of them is of a kind known here.
         return True

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from elephant.cluster.session import is_remote, jvm_context
+from elephant.cluster.spark_private import gateway_of, java_context
 from elephant.errors import ClusterError, JobCancelledError
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def cause_of(error: Exception | None) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     told = list(itertools.takewhile(lambda line: not line.startswith("at "), lines))
     if len(told) > _CAUSE_LINES:
-        # Of a traceback the last line says what it is about.
+        # The last line of a traceback says what it is about.
         told = [told[0], "...", *told[2 - _CAUSE_LINES :]]
     return "\n".join(told)
 
@@ -93,10 +94,10 @@ def described(session: SparkSession, text: str) -> Iterator[None]:
         return
     context: Any = jvm_context(session)
     spark, before = None, None
-    # Of a session that was stopped, or whose JVM has ended, the block itself has more to say.
+    # The block itself has more to say of a session that was stopped, or whose JVM has ended.
     with contextlib.suppress(Exception):
         if context is not None and _has_own_properties(context):
-            spark = context._jsc.sc()
+            spark = java_context(context).sc()
             before = spark.getLocalProperties()
             # A copy: PySpark has all threads of a CrossValidator share one object.
             own = before.clone()
@@ -114,7 +115,7 @@ def _has_own_properties(context: Any) -> bool:
     """Returns whether each thread of Python has one of the JVM's (PYSPARK_PIN_THREAD), which has the properties."""
     from py4j.clientserver import ClientServer
 
-    return isinstance(context._gateway, ClientServer)
+    return isinstance(gateway_of(context), ClientServer)
 
 
 def counted(number: int, noun: str) -> str:
@@ -233,5 +234,5 @@ def end_attempt(session: SparkSession, attempt: int) -> bool:
     context = jvm_context(session)
     if context is None:
         return False
-    context._jsc.sc().killTaskAttempt(attempt, True, "another attempt goes on in its place")
+    java_context(context).sc().killTaskAttempt(attempt, True, "another attempt goes on in its place")
     return True

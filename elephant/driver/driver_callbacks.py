@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
+from elephant.backends.keras_private import compiled_metrics
 from elephant.checkpoint.manager import CheckpointSink
 from elephant.checkpoint.state import FitState, identity_of, is_saved, joined, named
 from elephant.data.schema import DataSchema
@@ -109,7 +110,7 @@ class EpochSummaries:
 
     def _holds(self, num_values: int) -> bool:
         # Compiled with an empty list of metrics, they have no values and wait for a first batch all the same.
-        compiled = getattr(self._model, "_compile_metrics", None)
+        compiled = compiled_metrics(self._model)
         known = sum(int(np.prod(variable.shape)) for variable in metric_variables(self._model))
         return known == num_values and (compiled is None or compiled.built)
 

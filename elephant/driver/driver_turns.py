@@ -15,8 +15,8 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras.optimizers.schedules import LearningRateSchedule
 
+from elephant.backends.keras_private import has_schedule
 from elephant.checkpoint.state import FitState
 from elephant.data.schema import RowSpec
 from elephant.driver.driver_callbacks import DriverCallbacks, try_batch
@@ -153,7 +153,7 @@ class SynchronousEpochs:
         """Returns the learning rates that a callback may set, but for that of the model's own optimizer."""
         own = {id(part) for part in parts_of(model.optimizer)} if constant_rate(model) is not None else set()
         others = [one for one in rated_optimizers(model) if id(one) not in own]
-        constant = [one for one in others if not isinstance(one._learning_rate, LearningRateSchedule)]
+        constant = [one for one in others if not has_schedule(one)]
         return [float(keras.ops.convert_to_numpy(one.learning_rate)) for one in constant]
 
     def _synchronized(self, due: CallbacksDue) -> keras.Model:

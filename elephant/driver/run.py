@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from elephant.backends import VARIABLE
 from elephant.cluster.gpu_plan import ResourcePlan, ResourceRequest
 from elephant.cluster.session import environment
+from elephant.cluster.spark_private import active_context
 from elephant.collective import api
 from elephant.config import Timeouts
 from elephant.errors import ClusterError, ConfigurationError, brief_errors, warn_user
@@ -274,7 +275,7 @@ def _session(num_workers: int) -> SparkSession:
         if session is not None:
             return session
         # The active session is one thread's; spark-submit names its gateway in the environment.
-        if SparkContext._active_spark_context is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
+        if isinstance(active_context(), SparkContext) or "PYSPARK_GATEWAY_PORT" in os.environ:
             return SparkSession.builder.getOrCreate()
         return local_session(num_workers, app_name="elephant run")
 

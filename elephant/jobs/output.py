@@ -18,8 +18,9 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from elephant.cluster.session import jvm_context
+from elephant.cluster.spark_private import java_context, jvm_of
 from elephant.errors import ConfigurationError, UnsupportedError, first_line
-from elephant.jobs.settings import key_of
+from elephant.options import key_of
 from elephant.storage.filesystem import spark_form
 
 if TYPE_CHECKING:
@@ -45,9 +46,9 @@ class Output:
             )
         from py4j.protocol import Py4JJavaError
 
-        self._hadoop: Any = context._jvm.org.apache.hadoop.fs
+        self._hadoop: Any = jvm_of(context).org.apache.hadoop.fs
         self.path = path
-        self._conf = context._jsc.hadoopConfiguration()
+        self._conf = java_context(context).hadoopConfiguration()
         named = self._hadoop.Path(spark_form(path))
         try:
             self._files = named.getFileSystem(self._conf)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from elephant.backends import log_levels
 from elephant.cluster.session import require_master
 from elephant.cluster.spark_job import SparkWords
+from elephant.cluster.spark_private import start_gateway
 from elephant.errors import (
     ClusterError,
     ConfigurationError,
@@ -28,7 +29,8 @@ from elephant.errors import (
     first_paragraph,
 )
 from elephant.jobs.inputs import require_code
-from elephant.jobs.settings import ALTERNATIVES, Setting, key_of, settings_of
+from elephant.jobs.settings import ALTERNATIVES, Setting, settings_of
+from elephant.options import key_of, remedy_for
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -159,11 +161,11 @@ def _session(name: str) -> SparkSession:
 
 def _require_master() -> None:
     """Raises ConfigurationError where the master that Spark's settings name is misspelled; no context is started."""
-    from pyspark import SparkConf, SparkContext
+    from pyspark import SparkConf
 
     # A client of Spark Connect has no master.
     if not {"SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED"} & os.environ.keys():
-        SparkContext._ensure_initialized()
+        start_gateway()
         require_master(SparkConf().get("spark.master") or "")
 
 
@@ -244,17 +246,18 @@ def checked(content: Mapping[Any, Any], settings: Sequence[Setting], place: str)
 
 def _value(setting: Setting, value: Any, place: str) -> Any:
     try:
-        return setting.kind.check(value)
+        return setting.kind.read(value)
+    except ElephantError:
+        raise
     except (TypeError, ValueError) as error:
-        raise ConfigurationError(
-            f"{setting.key}: expected {setting.kind.expected}. Received: {value!r} in {place}."
-        ) from error
+        expected = setting.kind.written or setting.kind.expected
+        raise ConfigurationError(f"{setting.key}: expected {expected}. Received: {value!r} in {place}.") from error
 
 
 def unknown(key: str, known: Sequence[str], place: str) -> str:
     """Returns the error text for a key that a job does not know, with the one that comes nearest."""
-    wanted = key_of(key.lstrip("-")).replace("_", "-")
-    hint = did_you_mean(wanted, known) or f" Known: {', '.join(sorted(known))}."
+    wanted = key_of(key.lstrip("-"))
+    hint = remedy_for(f"--{wanted}") or did_you_mean(wanted, known) or f" Known: {', '.join(sorted(known))}."
     return f"{key}: expected the name of a setting. Received: an unknown one in {place}.{hint}"
 
 
@@ -356,7 +359,8 @@ def _gathered(given: Mapping[str, Any], settings: Sequence[Setting]) -> dict[str
         try:
             content[setting.key] = value if setting.kind.gather is None else setting.kind.gather(value)
         except ValueError as error:
+            expected = setting.kind.written or setting.kind.expected
             raise ConfigurationError(
-                f"--{setting.key}: expected {setting.kind.expected}. Received: {value!r} in {_PLACE}."
+                f"--{setting.key}: expected {expected}. Received: {value!r} in {_PLACE}."
             ) from error
     return content

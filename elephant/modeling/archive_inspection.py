@@ -21,12 +21,9 @@ from typing import Any
 
 import h5py
 import keras
-from keras.src import api_export
-from keras.src import layers as layers_of_keras
-from keras.src import models as models_of_keras
-from keras.src.saving.keras_saveable import KerasSaveable
 
 from elephant.backends import BACKENDS
+from elephant.backends.keras_private import legacy_places, named_publicly, saveable
 from elephant.errors import ConfigurationError
 from elephant.storage.folder import DAMAGES
 
@@ -38,7 +35,7 @@ COMPILED_IN_HDF5 = "elephant_optimizer/elephant_compile_config"
 # What Keras makes models of.
 KINDS = (
     # Layers, models, operations, losses, metrics, optimizers, features.
-    KerasSaveable,
+    saveable(),
     keras.optimizers.schedules.LearningRateSchedule,
     keras.initializers.Initializer,
     keras.regularizers.Regularizer,
@@ -66,8 +63,7 @@ _FUNCTIONS = (*_UNPLACED_FUNCTIONS, keras.ops, keras.ops.image, keras.random)
 _NOT_OF_ARRAYS = ("deserialize", "get", "serialize")
 # Where it looks for classes so, in HDF5 files and those of Keras 2.
 _UNPLACED_CLASSES = (
-    layers_of_keras,
-    models_of_keras,
+    *legacy_places(),
     keras.optimizers,
     keras.optimizers.schedules,
     keras.dtype_policies,
@@ -279,7 +275,7 @@ def _of_keras(module: object, name: str) -> Iterator[Any]:
     elif module.split(".")[0] in _PACKAGES_OF_KERAS:
         yield vars(sys.modules[module]).get(name) if module in sys.modules else None
     elif module.split(".")[0] == "keras":
-        public = api_export.get_symbol_from_name(f"{module}.{name}")
+        public = named_publicly(f"{module}.{name}")
         yield public if public is not None else _internal(module, name)
 
 

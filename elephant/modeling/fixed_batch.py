@@ -6,6 +6,8 @@ from typing import Any
 
 import keras
 
+from elephant.backends.keras_private import input_structure
+
 
 def take_fewer_rows(model: keras.Model) -> None:
     """Has a model that takes batches of one size take smaller ones too: the last row fills them up, and is cut off."""
@@ -38,7 +40,8 @@ def _takes(model: keras.Model, num_rows: int) -> bool:
         return True
     sizes = [(num_rows, *(size or 1 for size in tensor.shape[1:])) for tensor in model.inputs]
     rows = [keras.ops.zeros(size, tensor.dtype) for size, tensor in zip(sizes, model.inputs, strict=True)]
-    nested = keras.tree.pack_sequence_as(model._inputs_struct, rows) if hasattr(model, "_inputs_struct") else rows[0]
+    structure = input_structure(model)
+    nested = rows[0] if structure is None else keras.tree.pack_sequence_as(structure, rows)
     try:
         model(nested, training=False)
     except Exception:

@@ -16,6 +16,7 @@ import h5py
 import keras
 
 from elephant.backends import current
+from elephant.backends.keras_private import compile_settings
 from elephant.errors import ConfigurationError
 from elephant.modeling.archive_inspection import BACKENDS_OPTIMIZERS, UNREADABLE, require_known_code
 from elephant.modeling.keras_saving import accepted_configs, found_lambdas
@@ -49,12 +50,13 @@ def _restore_optimizer(model: keras.Model) -> None:
 
     A model that is saved without would be built with RMSprop.
     """
-    settings = getattr(getattr(model, "_compile_config", None), "config", None)
-    if isinstance(settings, dict) and "loss" in settings and "optimizer" not in settings:
+    settings = compile_settings(model)
+    if settings is not None and "loss" in settings and "optimizer" not in settings:
         settings["optimizer"] = model.optimizer
 
 
 def load_archive(archive: bytes, custom_objects: Mapping[str, Any], safe_mode: bool) -> keras.Model:
+    """Returns the model of a ``.keras`` archive; in safe mode, after a look at the code that it names."""
     if safe_mode:
         require_known_code(archive, ".keras", custom_objects)
     with tempfile.TemporaryDirectory(prefix="elephant-model-", dir=scratch_folder()) as folder:

@@ -23,6 +23,7 @@ import keras
 import numpy as np
 
 from elephant.backends import BACKENDS, current
+from elephant.backends.keras_private import compile_settings, replaced_code_functions, replaced_configs
 from elephant.errors import ConfigurationError
 
 # Of lambdas, in the place of a name.
@@ -73,7 +74,7 @@ def recorded_names() -> Iterator[list[tuple[str, Any]]]:
         record(name, lambdas.setdefault((name, id(function.__globals__)), function))
         return modules.dump(function)
 
-    with _replaced(naming=naming, dumping=dumping) as modules:
+    with _one_at_a_time, replaced_code_functions(naming=naming, dumping=dumping) as modules:
         yield written
 
 
@@ -93,7 +94,7 @@ def found_lambdas(custom_objects: Mapping[str, Any]) -> Iterator[None]:
     if not any(name.startswith(LAMBDA) for name in custom_objects):
         yield
         return
-    with _replaced(loading=loading) as modules:
+    with _one_at_a_time, replaced_code_functions(loading=loading) as modules:
         yield
 
 
@@ -104,7 +105,7 @@ def named_losses(model: keras.Model) -> Iterator[None]:
     Raises:
         ConfigurationError: One of them holds layers, or what cannot be copied.
     """
-    config = getattr(getattr(model, "_compile_config", None), "config", None)
+    config = compile_settings(model)
     if config is None:
         yield
         return
@@ -162,28 +163,6 @@ def _traced_call(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def _replaced(naming: Any = None, dumping: Any = None, loading: Any = None) -> Iterator[types.SimpleNamespace]:
-    """Replaces functions with which Keras writes and reads code, and yields its own.
-
-    Keras has no public way to ask for more than a name, nor for a lambda with the globals it uses.
-    """
-    from keras.src.saving import object_registration
-    from keras.src.utils import python_utils
-
-    with _one_at_a_time:
-        before = types.SimpleNamespace(
-            name_of=object_registration.get_registered_name, dump=python_utils.func_dump, load=python_utils.func_load
-        )
-        try:
-            object_registration.get_registered_name = naming or before.name_of
-            python_utils.func_dump, python_utils.func_load = dumping or before.dump, loading or before.load
-            yield before
-        finally:
-            object_registration.get_registered_name = before.name_of
-            python_utils.func_dump, python_utils.func_load = before.dump, before.load
-
-
-@contextlib.contextmanager
 def accepted_configs(whole: keras.Model | None = None) -> Iterator[None]:
     """Has Keras write what constructors of the user's layers, losses, metrics and schedules take, in this thread.
 
@@ -209,15 +188,9 @@ def accepted_configs(whole: keras.Model | None = None) -> Iterator[None]:
 
         return get_config
 
-    with _one_at_a_time:
-        before = {base: base.get_config for base in _OF_EACH}
-        try:
-            for base, options in _OF_EACH.items():
-                base.get_config = accepting(base.get_config, options)
-            yield
-        finally:
-            for base, written in before.items():
-                base.get_config = written
+    accepted = {base: functools.partial(accepting, options=options) for base, options in _OF_EACH.items()}
+    with _one_at_a_time, replaced_configs(accepted):
+        yield
 
 
 def _given_arguments(part: Any, options: tuple[str, ...]) -> dict[str, Any]:

@@ -11,6 +11,14 @@ from typing import Any
 import keras
 import numpy as np
 
+from elephant.backends.keras_private import (
+    BUILD_ATTRIBUTES,
+    TRACKING_PREFIX,
+    compile_settings,
+    flat_layers,
+    is_autocast,
+    layers_of_torch,
+)
 from elephant.errors import ConfigurationError
 from elephant.modeling.keras_saving import (
     PLAIN,
@@ -24,9 +32,6 @@ from elephant.modeling.keras_saving import (
     require_same_objects,
     stateless_copy,
 )
-
-# What a call of a model tells it about its inputs.
-_OF_BUILDING = ("_build_shapes_dict", "_input_spec")
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -82,7 +87,7 @@ def take_apart(model: keras.Model, custom_objects: Mapping[str, Any]) -> TakenMo
 
 def _require_same_layers(model: keras.Model, rebuilt: keras.Model) -> None:
     # Not their names, which Keras leaves out where a constructor takes none.
-    layers = [[type(layer) for layer in one._flatten_layers()] for one in (model, rebuilt)]
+    layers = [[type(layer) for layer in flat_layers(one)] for one in (model, rebuilt)]
     shapes = [[(tuple(v.shape), v.trainable) for v in (*one.weights, *one.variables)] for one in (model, rebuilt)]
     if layers[0] != layers[1] or shapes[0] != shapes[1]:
         raise ConfigurationError(
@@ -187,7 +192,7 @@ def _variable_apart(value: keras.Variable) -> _VariableParts:
     names = ("dtype", "trainable", "aggregation", "name")
     return _VariableParts(
         keras.ops.convert_to_numpy(value),
-        {**{name: getattr(value, name) for name in names}, "autocast": value._autocast},
+        {**{name: getattr(value, name) for name in names}, "autocast": is_autocast(value)},
         {name: getattr(value, name) for name in ("regularizer", "constraint", "overwrite_with_gradient")},
     )
 
@@ -203,23 +208,20 @@ def _layer_apart(layer: keras.layers.Layer, done: dict[int, Any]) -> None:
 
 def _parts_of(layer: keras.layers.Layer, done: dict[int, Any]) -> _LayerParts:
     # PyTorch keeps layers that are attributes apart from the others.
-    inner = {
-        name: part for name, part in getattr(layer, "_modules", {}).items() if isinstance(part, keras.layers.Layer)
-    }
+    inner = {name: part for name, part in layers_of_torch(layer).items() if isinstance(part, keras.layers.Layer)}
     values = {**vars(layer), **inner}
     options = {"name": layer.name, "dtype": layer.dtype_policy, "activity_regularizer": layer.activity_regularizer}
-    plain = {
-        name: value for name, value in values.items() if isinstance(value, PLAIN) and not name.startswith("_self_")
-    }
-    trainable = [inner._trainable for inner in layer._flatten_layers()]
+    own = {name: value for name, value in values.items() if not name.startswith(TRACKING_PREFIX)}
+    plain = {name: value for name, value in own.items() if isinstance(value, PLAIN)}
+    trainable = [inner.trainable for inner in flat_layers(layer)]
     parts = done[id(layer)] = _LayerParts(type(layer), copy.deepcopy(options), plain, trainable)
     of_keras = vars(_bare(type(layer), {"name": "bare"}, compiled=True))
-    for name, value in values.items():
-        is_own = name not in of_keras and not name.startswith("_self_") and not isinstance(value, PLAIN)
-        if name in _OF_BUILDING or (is_own and not isinstance(value, keras.callbacks.Callback)):
+    for name, value in own.items():
+        is_own = name not in of_keras and not isinstance(value, PLAIN)
+        if name in BUILD_ATTRIBUTES or (is_own and not isinstance(value, keras.callbacks.Callback)):
             parts.attributes[name] = _apart(value, done)
     if isinstance(layer, keras.Model) and layer.compiled:
-        arguments = {**layer._compile_config.config, "optimizer": layer.optimizer, "auto_scale_loss": False}
+        arguments = {**(compile_settings(layer) or {}), "optimizer": layer.optimizer, "auto_scale_loss": False}
         parts.compiled.update(_apart(arguments, done))
     return parts
 
@@ -269,7 +271,7 @@ def _join_layer(parts: _LayerParts, done: dict[int, Any]) -> None:
     for name, part in parts.attributes.items():
         setattr(layer, name, _joined(part, done))
     # A layer's own flag comes after that of the one around it, which sets it too.
-    for inner, trainable in zip(layer._flatten_layers(), parts.trainable, strict=False):
+    for inner, trainable in zip(flat_layers(layer), parts.trainable, strict=False):
         inner.trainable = trainable
     if parts.compiled:
         keras.Model.compile(layer, **_joined(parts.compiled, done))

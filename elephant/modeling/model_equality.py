@@ -14,6 +14,14 @@ from typing import Any
 import keras
 import numpy as np
 
+from elephant.backends.keras_private import (
+    compile_settings,
+    decays,
+    flat_layers,
+    input_structure,
+    loss_options,
+    rate_or_schedule,
+)
 from elephant.errors import ConfigurationError
 from elephant.modeling.keras_saving import forgotten_attribute
 from elephant.modeling.variables import random_generators, read_values
@@ -30,7 +38,7 @@ def refuse_forgotten_options(model: keras.Model, rebuilt: keras.Model) -> None:
     Keras gives ``Huber(delta=2.0)`` back with delta 1, and of a user's loss without a ``get_config`` all defaults.
     """
     for given, other in zip(_compiled_parts(model), _compiled_parts(rebuilt), strict=False):
-        before, after = getattr(given, "_fn_kwargs", None) or {}, getattr(other, "_fn_kwargs", None) or {}
+        before, after = loss_options(given), loss_options(other)
         for name, value in before.items():
             if not _same(value, after.get(name)):
                 raise _forgotten(given, name, value, after.get(name), "Pass")
@@ -51,15 +59,15 @@ def _forgotten(given: Any, name: str, value: Any, other: Any, remedy: str) -> Co
 def _configured_parts(model: keras.Model) -> list[Any]:
     """Returns the objects of a model that may be of the user's classes, in an order that an equal model has too."""
     optimizer = getattr(model, "optimizer", None)
-    parts = [*_compiled_parts(model), optimizer, getattr(optimizer, "_learning_rate", None)]
-    for layer in model._flatten_layers():
+    parts = [*_compiled_parts(model), optimizer, rate_or_schedule(optimizer)]
+    for layer in flat_layers(model):
         parts += [layer, *(part for part in vars(layer).values() if isinstance(part, _OF_LAYERS))]
     return parts
 
 
 def _compiled_parts(model: keras.Model) -> list[Any]:
     # Public names give the loss alone; a subclass with a compile of its own may have none of it.
-    arguments = getattr(getattr(model, "_compile_config", None), "config", {})
+    arguments = compile_settings(model) or {}
     return keras.tree.flatten([arguments.get(name) for name in ("loss", "metrics", "weighted_metrics")])
 
 
@@ -75,11 +83,10 @@ def _same(value: Any, other: Any) -> bool:
 def require_same_switches(model: keras.Model, rebuilt: keras.Model) -> None:
     """Raises where saving loses what was switched off for single variables."""
     optimizers = [getattr(one, "optimizer", None) for one in (model, rebuilt)]
-    decays = [getattr(optimizer, "_use_weight_decay", lambda variable: True) for optimizer in optimizers]
     for variable, other in zip(model.weights, rebuilt.weights, strict=False):
         for switch, before, after in (
             ("trainable", variable.trainable, other.trainable),
-            ("weight decay", decays[0](variable), decays[1](other)),
+            ("weight decay", decays(optimizers[0], variable), decays(optimizers[1], other)),
         ):
             if bool(before) != bool(after):
                 raise ConfigurationError(
@@ -159,10 +166,10 @@ def _two_rows(model: keras.Model) -> Any:
     generator = np.random.default_rng(0)
     try:
         inputs = model.inputs
-        if any(getattr(layer, "stateful", False) for layer in model._flatten_layers()):
+        if any(getattr(layer, "stateful", False) for layer in flat_layers(model)):
             return None
         # Some take no word but their own.
-        vocabularies = (layer.get_vocabulary() for layer in model._flatten_layers() if hasattr(layer, "get_vocabulary"))
+        vocabularies = (layer.get_vocabulary() for layer in flat_layers(model) if hasattr(layer, "get_vocabulary"))
         words = [str(word) for words in vocabularies for word in words[-1:]] or ["a"]
         rows = []
         for given in inputs:
@@ -172,7 +179,8 @@ def _two_rows(model: keras.Model) -> Any:
             rows.append(keras.ops.convert_to_tensor(values, dtype))
     except (AttributeError, TypeError, ValueError):
         return None
-    return keras.tree.pack_sequence_as(model._inputs_struct, rows) if hasattr(model, "_inputs_struct") else rows[0]
+    structure = input_structure(model)
+    return rows[0] if structure is None else keras.tree.pack_sequence_as(structure, rows)
 
 
 def _numbers_of(model: keras.Model, example: Any) -> list[np.ndarray]:

@@ -12,6 +12,16 @@ from typing import Any
 import keras
 import numpy as np
 
+from elephant.backends.keras_private import (
+    compiled_loss,
+    compiled_metrics,
+    flat_layers,
+    given_losses,
+    given_metrics,
+    has_schedule,
+    input_structure,
+    output_structure,
+)
 from elephant.config import FitConfig
 from elephant.data.json_types import require_types
 from elephant.data.schema import Nest, from_json, num_leaves
@@ -105,8 +115,7 @@ def measured_outputs(model: keras.Model, names: Sequence[str], given: Sequence[s
         given: Keras' own names of them.
     """
     measured = [False] * len(names)
-    compiled = getattr(model, "_compile_metrics", None)
-    for metrics in (getattr(compiled, "_user_metrics", None), getattr(compiled, "_user_weighted_metrics", None)):
+    for metrics in given_metrics(compiled_metrics(model)):
         for place, (name, other) in enumerate(zip(names, given, strict=True)):
             if isinstance(metrics, Mapping):
                 found = metrics.get(name, metrics.get(other))
@@ -125,8 +134,8 @@ def check_compiled(model: keras.Model) -> None:
     tried here, beside the model, with symbols in the place of labels and outputs. A model that does not know its
     outputs, and a class of the user's, which may make something else of them, are left to Keras.
     """
-    loss, metrics = getattr(model, "_compile_loss", None), getattr(model, "_compile_metrics", None)
-    for weight in keras.tree.flatten(getattr(loss, "_user_loss_weights", None)):
+    loss, metrics = compiled_loss(model), compiled_metrics(model)
+    for weight in keras.tree.flatten(given_losses(loss).weights):
         if weight is not None and not _is_number(weight):
             raise ConfigurationError(
                 f"model: expected numbers as loss_weights, the third argument of compile. Received: {weight!r}. "
@@ -134,16 +143,15 @@ def check_compiled(model: keras.Model) -> None:
             )
     if not type(model).__module__.startswith("keras.") or not getattr(model, "outputs", None):
         return
-    structure = getattr(model, "_outputs_struct", None)
+    structure = output_structure(model)
     if structure is None:
         structure = model.outputs[0] if len(model.outputs) == 1 else model.outputs
     outputs = keras.tree.map_structure(lambda tensor: keras.KerasTensor(tensor.shape, tensor.dtype), structure)
     tried = []
     if loss is not None:
-        tried.append(type(loss)(loss._user_loss, loss._user_loss_weights, output_names=loss.output_names))
+        tried.append(type(loss)(*given_losses(loss), output_names=loss.output_names))
     if metrics is not None:
-        given = (metrics._user_metrics, metrics._user_weighted_metrics)
-        tried.append(type(metrics)(*given, output_names=metrics.output_names))
+        tried.append(type(metrics)(*given_metrics(metrics), output_names=metrics.output_names))
     try:
         for compiled in tried:
             compiled.build(outputs, outputs)
@@ -310,7 +318,7 @@ class ModelInfo:
     def of(cls, model: keras.Model) -> ModelInfo:
         """Reads the facts off a compiled model; raises when it is of a form that cannot be trained here."""
         inputs = list(getattr(model, "inputs", None) or [])
-        structure = getattr(model, "_inputs_struct", None)
+        structure = input_structure(model)
         nest = _nest_like(structure, inputs)
         names = _names(nest, [str(tensor.name) for tensor in inputs])
         outputs, y = _outputs_of(model)
@@ -328,7 +336,7 @@ class ModelInfo:
             has_call=type(model).call is not keras.Model.call,
             synchronized=bool(synchronized_layers(model, every=False)),
             is_compiled=bool(model.compiled),
-            is_stateful=any(getattr(layer, "stateful", False) for layer in model._flatten_layers()),
+            is_stateful=any(getattr(layer, "stateful", False) for layer in flat_layers(model)),
         )
 
     def check_rates(self, config: FitConfig, *, replacing: str, scaling: str) -> None:
@@ -401,7 +409,7 @@ def computes_own_loss(model: keras.Model) -> bool:
     """
     if type(model).compute_loss is not keras.Model.compute_loss:
         return True
-    return any(not type(layer).__module__.startswith("keras.") for layer in model._flatten_layers(include_self=True))
+    return any(not type(layer).__module__.startswith("keras.") for layer in flat_layers(model))
 
 
 def adds_loss(model: keras.Model) -> bool:
@@ -411,7 +419,7 @@ def adds_loss(model: keras.Model) -> bool:
         or computes_own_loss(model)
         or any(
             value is not None
-            for layer in model._flatten_layers(include_self=True)
+            for layer in flat_layers(model)
             for name, value in vars(layer).items()
             if name.endswith("regularizer")
         )
@@ -435,7 +443,7 @@ def _outputs_of(model: keras.Model) -> tuple[tuple[OutputInfo, ...], Nest]:
         losses, measured = by_output(model.loss, nest, names, names), measured_outputs(model, names, names)
         shapes: list[tuple[int | None, ...] | None] = [None] * len(names)
     else:
-        structure = getattr(model, "_outputs_struct", None)
+        structure = output_structure(model)
         given = [str(name) for name in getattr(model, "output_names", None) or ["output"] * len(tensors)]
         nest = _nest_like(structure, tensors)
         names = _names(nest, given)
@@ -510,7 +518,4 @@ def _output_kind(name: str, output_shape: tuple[int | None, ...] | None) -> str:
 
 
 def _is_scheduled(optimizer: keras.optimizers.Optimizer | None) -> bool:
-    return any(
-        isinstance(getattr(part, "_learning_rate", None), keras.optimizers.schedules.LearningRateSchedule)
-        for part in parts_of(optimizer)
-    )
+    return any(map(has_schedule, parts_of(optimizer)))

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from elephant.backends import current
+from elephant.backends.keras_private import BACKEND_CLASSES, decays, optimized_variables, rate_or_schedule, step_counter
 from elephant.errors import ConfigurationError, UnsupportedError
 from elephant.parameter_server.layout import Layout
 from elephant.parameter_server.optimizers import OPTIMIZERS, KnownOptimizer, rule_of
@@ -43,7 +44,7 @@ def translate(optimizer: keras.optimizers.Optimizer, layout: Layout) -> dict[str
     name, known = _known(optimizer)
     _check_options(optimizer)
     variables = _variables(optimizer, layout)
-    spec = {"name": name, "learning_rate": _learning_rate(optimizer._learning_rate)}
+    spec = {"name": name, "learning_rate": _learning_rate(rate_or_schedule(optimizer))}
     spec |= {argument: _plain(getattr(optimizer, argument)) for argument in known.arguments}
     spec |= _weight_decay(optimizer, variables, layout) | _clip(optimizer)
     if optimizer.loss_scale_factor is not None:
@@ -72,7 +73,7 @@ def slots_of(optimizer: keras.optimizers.Optimizer, layout: Layout) -> tuple[lis
         layout.pack([keras.ops.convert_to_numpy(variable) for variable in variables])
         for variables in _slot_variables(optimizer, layout)
     ]
-    return slots, int(keras.ops.convert_to_numpy(optimizer._iterations))
+    return slots, int(keras.ops.convert_to_numpy(step_counter(optimizer)))
 
 
 def restore_slots(
@@ -97,7 +98,7 @@ def restore_slots(
     for flat, variables in zip(slots, places, strict=True):
         for view, variable in zip(layout.views(flat), variables, strict=True):
             variable.assign(view)
-    optimizer._iterations.assign(iterations)
+    step_counter(optimizer).assign(iterations)
 
 
 def inner_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
@@ -121,7 +122,7 @@ def _known(optimizer: keras.optimizers.Optimizer) -> tuple[str, KnownOptimizer]:
 def _class_of(optimizer: keras.optimizers.Optimizer) -> type:
     """Returns an optimizer's class; where a backend has a class of its own in its place, Keras' one."""
     kind = type(optimizer)
-    return next(one for one in kind.__mro__ if not one.__module__.startswith("keras.src.backend."))
+    return next(one for one in kind.__mro__ if not one.__module__.startswith(BACKEND_CLASSES))
 
 
 def _check_options(optimizer: keras.optimizers.Optimizer) -> None:
@@ -142,7 +143,7 @@ def _variables(optimizer: keras.optimizers.Optimizer, layout: Layout) -> list[An
         raise ConfigurationError(
             f"optimizer: expected {optimizer.name!r} to be built. Call optimizer.build(model.trainable_variables)."
         )
-    variables = list(optimizer._trainable_variables)
+    variables = list(optimized_variables(optimizer))
     received = [tuple(variable.shape) for variable in variables]
     expected = [segment.shape for segment in layout.segments]
     if received != expected:
@@ -194,7 +195,7 @@ def _weight_decay(optimizer: keras.optimizers.Optimizer, variables: list[Any], l
     excluded = [
         [segment.start, segment.stop]
         for segment, variable in zip(layout.segments, asked, strict=True)
-        if not optimizer._use_weight_decay(variable)
+        if not decays(optimizer, variable)
     ]
     return {"weight_decay": {"rate": float(optimizer.weight_decay), "excluded": excluded}}
 

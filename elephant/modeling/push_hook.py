@@ -19,6 +19,7 @@ import keras
 import numpy as np
 
 from elephant.backends import current
+from elephant.backends.keras_private import optimized_variables
 from elephant.errors import ConfigurationError, UnsupportedError
 from elephant.modeling.optimizer_translation import inner_optimizer
 from elephant.modeling.variables import optimizers_of
@@ -200,7 +201,7 @@ def attach_exchange(exchange: GradientPusher | None, model: keras.Model) -> Push
     places = {id(variable): place for place, variable in enumerate(variables)}
 
     def apply(grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
-        given = optimizer._trainable_variables if trainable_variables is None else list(trainable_variables)
+        given = optimized_variables(optimizer) if trainable_variables is None else list(trainable_variables)
         present = [(grad, _place(places, variable)) for grad, variable in zip(grads, given, strict=True)]
         present = [(grad, place) for grad, place in present if grad is not None]
         _push_and_assign(hook, present, variables)

@@ -11,6 +11,7 @@ import numpy as np
 from keras import ops
 
 from elephant.backends import current
+from elephant.backends.keras_private import flat_layers, has_moments, moments_of, reduction_axes, replace_moments
 from elephant.collective.communicator import Communicator
 from elephant.errors import UnsupportedError
 
@@ -30,11 +31,11 @@ def synchronize(
         UnsupportedError: Keras is a version whose layers work otherwise.
     """
     for layer in layers:
-        if not hasattr(layer, "_moments"):
+        if not has_moments(layer):
             raise UnsupportedError(
                 f"syncBatchNorm: this version of Keras, {keras.__version__}, is not known. Leave it out."
             )
-        layer._moments = _moments_of_all_ranks(layer._moments, layer, collective, share)
+        replace_moments(layer, _moments_of_all_ranks(moments_of(layer), layer, collective, share))
 
 
 def synchronized_layers(model: keras.Model, every: bool) -> list[keras.layers.BatchNormalization]:
@@ -54,7 +55,7 @@ def momenta(model: keras.Model, variables: Sequence[keras.Variable]) -> np.ndarr
     """
     known = {
         id(variable): float(layer.momentum)
-        for layer in model._flatten_layers()
+        for layer in flat_layers(model)
         if isinstance(layer, keras.layers.BatchNormalization)
         for variable in layer.non_trainable_variables
     }
@@ -89,7 +90,7 @@ def steps_of_all(
 
 def batch_norm_layers(model: keras.Model) -> list[keras.layers.BatchNormalization]:
     """Returns a model's batch normalization layers."""
-    return [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]
+    return [layer for layer in flat_layers(model) if isinstance(layer, keras.layers.BatchNormalization)]
 
 
 def _moments_of_all_ranks(
@@ -100,7 +101,7 @@ def _moments_of_all_ranks(
 ) -> Callable[..., Any]:
     def moments(inputs: Any, mask: Any) -> tuple[Any, Any]:
         mean, variance = own_moments(inputs, mask)
-        count = ops.broadcast_to(_count(inputs, mask, layer._reduction_axes), ops.shape(mean))
+        count = ops.broadcast_to(_count(inputs, mask, reduction_axes(layer)), ops.shape(mean))
         block = ops.stack([mean, variance, ops.cast(count, mean.dtype)])
         parts = current().all_gather(block, collective, share)
         means, variances, counts = parts[:, 0], parts[:, 1], parts[:, 2]

@@ -16,6 +16,17 @@ import keras
 import numpy as np
 
 from elephant.backends import current
+from elephant.backends.keras_private import (
+    compiled_metrics,
+    flat_layers,
+    has_schedule,
+    make_shared_generator,
+    own_states,
+    own_weights,
+    rate_or_schedule,
+    restore_seed_attributes,
+    seed_attributes,
+)
 from elephant.data.schema import RowSpec, TensorSpec, pack
 from elephant.errors import ConfigurationError, UnsupportedError
 from elephant.parameter_server.layout import Layout
@@ -31,7 +42,6 @@ OF_CHECKPOINT = (
     "that begins anew."
 )
 
-_OF_KERAS = ("global_random_seed", "global_seed_generator")
 _one_at_a_time = threading.RLock()
 
 
@@ -54,7 +64,7 @@ def lower_precision(model: keras.Model, policy: str) -> None:
     Args:
         policy: ``"mixed_float16"`` or ``"mixed_bfloat16"``.
     """
-    for layer in model._flatten_layers(include_self=True):
+    for layer in flat_layers(model):
         if layer.dtype_policy.name == "float32":
             layer.dtype_policy = policy
     if policy == FLOAT16 and not isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
@@ -96,7 +106,7 @@ def build_metrics(model: keras.Model, batches: Any) -> None:
     Args:
         batches: What ``fit`` will get its batches from.
     """
-    metrics, batch = getattr(model, "_compile_metrics", None), getattr(batches, "element_spec", None)
+    metrics, batch = compiled_metrics(model), getattr(batches, "element_spec", None)
     if metrics is None or metrics.built or batch is None or not type(model).__module__.startswith("keras."):
         return
     _, labels, _ = keras.utils.unpack_x_y_sample_weight(batch)
@@ -124,7 +134,7 @@ def _build_weights(model: keras.Model, rows: RowSpec | None) -> None:
 
 
 def _waiting(model: keras.Model) -> list[str]:
-    return [layer.name for layer in model._flatten_layers(include_self=False) if not layer.built]
+    return [layer.name for layer in flat_layers(model, include_self=False) if not layer.built]
 
 
 def _example(rows: RowSpec) -> Any:
@@ -193,12 +203,12 @@ def moving_statistics(model: keras.Model) -> list[keras.Variable]:
     left_out = {id(variable) for variable in random_generators(model)}
     left_out |= {
         id(variable)
-        for layer in model._flatten_layers()
+        for layer in flat_layers(model)
         if isinstance(layer, keras.layers.SpectralNormalization)
-        for variable in layer._non_trainable_variables
+        for variable in own_states(layer)
     }
     # The weights of a frozen layer are not trainable either, and never change.
-    left_out |= {id(variable) for layer in model._flatten_layers() for variable in layer._trainable_variables}
+    left_out |= {id(variable) for layer in flat_layers(model) for variable in own_weights(layer)}
     return [
         variable
         for variable in model.non_trainable_variables
@@ -243,7 +253,7 @@ def constant_rate(model: keras.Model) -> float | None:
     0.5
     """
     first, *more = parts_of(model.optimizer)
-    if more or isinstance(first._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
+    if more or has_schedule(first):
         return None
     return float(keras.ops.convert_to_numpy(first.learning_rate))
 
@@ -267,7 +277,7 @@ def optimizer_slots(model: keras.Model) -> list[keras.Variable]:
     """Returns the variables of the model's optimizers besides their learning rates and counts of steps."""
     optimizers = [getattr(optimizer, "inner_optimizer", optimizer) for optimizer in optimizers_of(model)]
     counting = [*optimizers, *rated_optimizers(model)]
-    left_out = {id(variable) for one in counting for variable in (one.iterations, one._learning_rate)}
+    left_out = {id(variable) for one in counting for variable in (one.iterations, rate_or_schedule(one))}
     return [variable for optimizer in optimizers for variable in optimizer.variables if id(variable) not in left_out]
 
 
@@ -367,7 +377,7 @@ def seeded(seed: int) -> Iterator[None]:
     """
     with _one_at_a_time:
         of_python, of_numpy = random.getstate(), np.random.get_state()
-        attributes = {name: _global_state().get_global_attribute(name) for name in _OF_KERAS}
+        attributes = seed_attributes()
         with current().random_state():
             keras.utils.set_random_seed(seed % 2**32)
             try:
@@ -375,8 +385,7 @@ def seeded(seed: int) -> Iterator[None]:
             finally:
                 random.setstate(of_python)
                 np.random.set_state(of_numpy)
-                for name, value in attributes.items():
-                    _global_state().set_global_attribute(name, value)
+                restore_seed_attributes(attributes)
 
 
 def shared_generator(*, made: bool = False) -> keras.Variable | None:
@@ -385,16 +394,5 @@ def shared_generator(*, made: bool = False) -> keras.Variable | None:
     Args:
         made: Whether to make it where nothing has drawn from it yet; otherwise there is none then.
     """
-    found = _global_state().get_global_attribute("global_seed_generator")
-    if found is None and made:
-        from keras.src.random.seed_generator import global_seed_generator
-
-        found = global_seed_generator()
+    found = make_shared_generator() if made else seed_attributes()["global_seed_generator"]
     return None if found is None else found.state
-
-
-def _global_state() -> Any:
-    # Keras has no public way to ask for its seed, or to take it back.
-    from keras.src.backend.common import global_state
-
-    return global_state

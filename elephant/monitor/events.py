@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, ClassVar, get_type_hints
 
@@ -32,9 +32,6 @@ class Logged(enum.Enum):
     NONE = "none"
 
 
-_KINDS: dict[str, type[Event]] = {}
-
-
 @dataclass(frozen=True, kw_only=True)
 class Event:
     """Something that happened on a rank.
@@ -50,9 +47,6 @@ class Event:
     from_rank: ClassVar[bool] = True
     logged: ClassVar[Logged] = Logged.ALL
     line: ClassVar[str] = ""
-
-    def __init_subclass__(cls) -> None:
-        _KINDS[cls.__name__] = cls
 
     @property
     def num_arrays(self) -> int | None:
@@ -303,7 +297,7 @@ class FilesLeft(Event):
 
     names: list[str]
     left_out: list[str]  # in words: those that were too many, or too large
-    of_host: bool = False  # whether the process beside rank 0 has them, in which callbacks run
+    of_coordinator: bool = False  # whether the process beside rank 0 has them, in which callbacks run
     # contents, bytes as uint8
     arrays: Sequence[np.ndarray] = field(default=(), compare=False)  # type: ignore[misc]
 
@@ -312,10 +306,12 @@ class FilesLeft(Event):
         return len(self.names)
 
     @classmethod
-    def of(cls, files: Mapping[str, bytes], left_out: Sequence[str], *, rank: int, of_host: bool = False) -> FilesLeft:
+    def of(
+        cls, files: Mapping[str, bytes], left_out: Sequence[str], *, rank: int, of_coordinator: bool = False
+    ) -> FilesLeft:
         """Returns the event that carries files."""
         arrays = tuple(np.frombuffer(content, np.uint8) for content in files.values())
-        return cls(rank=rank, names=list(files), left_out=list(left_out), of_host=of_host, arrays=arrays)
+        return cls(rank=rank, names=list(files), left_out=list(left_out), of_coordinator=of_coordinator, arrays=arrays)
 
     @property
     def files(self) -> dict[str, bytes]:
@@ -389,6 +385,24 @@ class RankGone(Event):
     from_rank: ClassVar[bool] = False
 
 
+def _subclasses(kind: type[Event]) -> Iterator[type[Event]]:
+    for own in kind.__subclasses__():
+        yield own
+        yield from _subclasses(own)
+
+
+@functools.cache
+def _kinds(*, from_ranks: bool = False) -> dict[str, type[Event]]:
+    """Returns the classes of events by name: all, or those that ranks send. Asked first when all are there."""
+    return {kind.__name__: kind for kind in _subclasses(Event) if kind.from_rank or not from_ranks}
+
+
+@functools.cache
+def kinds_by_line() -> dict[str, type[Event]]:
+    """Returns the classes of events that have a line in an event file, by its name."""
+    return {kind.line: kind for kind in _subclasses(Event) if kind.line}
+
+
 def to_message(event: Event) -> Message:
     """Returns the frame that carries an event."""
     values = {name: value for name, value in _fields(event).items() if name != "arrays"}
@@ -397,13 +411,13 @@ def to_message(event: Event) -> Message:
 
 def from_message(message: Message, *, recorded: bool = False) -> Event:
     """Returns the event that a frame carries; raises ProtocolError when it carries none."""
-    kind = _KINDS.get(str(message.kind))
-    if kind is None or not (kind.from_rank or recorded):
-        known = ", ".join(name for name, own in _KINDS.items() if own.from_rank or recorded)
-        raise ProtocolError(f"expected one of the events {known}. Received: {message.kind!r}.")
-    values, (annotations, optional, has_arrays) = message.fields, _form(kind.__name__)
+    known = _kinds(from_ranks=not recorded)
+    kind = known.get(str(message.kind))
+    if kind is None:
+        raise ProtocolError(f"expected one of the events {', '.join(known)}. Received: {message.kind!r}.")
+    values, (annotations, optional) = message.fields, _form(kind.__name__)
     require(values, annotations, kind.__name__, optional=optional)
-    if not has_arrays:
+    if "arrays" not in {part.name for part in fields(kind)}:
         return kind(**values)
     event = kind(**{**values, "arrays": message.arrays})
     expected = event.num_arrays
@@ -413,19 +427,12 @@ def from_message(message: Message, *, recorded: bool = False) -> Event:
 
 
 @functools.cache
-def _form(name: str) -> tuple[dict[str, Any], frozenset[str], bool]:
-    """Returns annotations of fields by name, the names of those that have a default, and whether there are arrays."""
-    kind = _KINDS[name]
-    annotations = get_type_hints(kind)
-    parts = {part.name: part for part in fields(kind)}
-    has_arrays = parts.pop("arrays", None) is not None
-    defaults = {own for own, part in parts.items() if (part.default, part.default_factory) != (MISSING, MISSING)}
-    return {part: annotations[part] for part in parts}, frozenset(defaults - {"rank"}), has_arrays
-
-
-def class_of_line(line: str) -> type[Event] | None:
-    """Returns the class of the events that have a line of that name in an event file; None where none has."""
-    return next((kind for kind in _KINDS.values() if line and kind.line == line), None)
+def _form(name: str) -> tuple[dict[str, Any], frozenset[str]]:
+    """Returns the annotations of the fields of an event of that name, and the names of those that have a default."""
+    kind = _kinds()[name]
+    annotations, parts = get_type_hints(kind), [part for part in fields(kind) if part.name != "arrays"]
+    optional = {part.name for part in parts if (part.default, part.default_factory) != (MISSING, MISSING)} - {"rank"}
+    return {part.name: annotations[part.name] for part in parts}, frozenset(optional)
 
 
 def _fields(event: Event) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from packaging.version import Version
 
+from elephant.backends.keras_private import flat_layers
 from elephant.monitor.events import EpochEnded, Event, StateSaved
 from elephant.monitor.record import FitRecord
 
@@ -327,7 +328,7 @@ def _unregistered(fitted: Any) -> list[str]:
     keras = importlib.import_module("keras")
     # Besides the losses and metrics that the model holds; a lambda has no name.
     named = [value for name, value in fitted.source.custom_objects.items() if name.isidentifier()]
-    kinds = [type(layer) for layer in fitted.model._flatten_layers()]
+    kinds = [type(layer) for layer in flat_layers(fitted.model)]
     own = {one for one in (*named, *kinds) if not one.__module__.startswith("keras.")}
     return sorted({one.__name__ for one in own if keras.saving.get_registered_name(one) == one.__name__})
 

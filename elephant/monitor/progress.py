@@ -187,7 +187,7 @@ class Progress:
         self._write("\n".join(_table([row[:columns] for row in rows])))
         warm = sum(start.warm for start in started)
         if warm:
-            self._write(f"{warm} of {len(started)} processes were forked from waiting ones (warmWorkers)")
+            self._write(f"{warm} of {len(started)} processes were forked from waiting ones")
 
     def _show_step(self, step: StepEnded) -> None:
         record = self.record

@@ -25,6 +25,7 @@ from typing import Any
 
 import keras
 
+from elephant.backends.keras_private import traces_batches
 from elephant.errors import ConfigurationError, UnsupportedError
 from elephant.training.warmup import LearningRateWarmup
 
@@ -52,6 +53,11 @@ class Duty(Enum):
     OWN = "does what its methods say"
 
 
+def _yes(callback: Any) -> bool:
+    """Returns True."""
+    return True
+
+
 @dataclass(frozen=True)
 class CallbackRule:
     """Row of the table. Where a callback runs holds for subclasses too; what it reads does not: they may do more."""
@@ -60,7 +66,7 @@ class CallbackRule:
     duty: Duty
     reason: str
     by_numbers: bool = False  # whether it decides by the logs alone, and says so with verbose=1
-    reads_weights: Callable[[Any], bool] = lambda callback: True  # whether it reads weights at the ends of epochs
+    reads_weights: Callable[[Any], bool] = _yes  # whether it reads weights at the ends of epochs
     hears_later: bool | None = None  # whether epochs may come when training has ended; None: if it reads no weights
     stops_in_batches: bool = True  # whether one that listens to batches may ask to stop after a step
     packages: tuple[str, ...] = ()  # what it needs where it runs, besides Keras
@@ -207,7 +213,7 @@ def _writes_in_batches(callback: keras.callbacks.Callback) -> bool:
     adds = not is_of_tool(callback, Duty.LOGS) and any(
         getattr(type(callback), event) is not getattr(of_keras, event) for event in BATCH_EVENTS
     )
-    return bool(often or adds or getattr(callback, "_should_trace", False))
+    return bool(often or adds or traces_batches(callback))
 
 
 def places_of(

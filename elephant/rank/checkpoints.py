@@ -19,6 +19,7 @@ import keras
 import numpy as np
 
 from elephant.backends import current
+from elephant.backends.keras_private import optimized_variables
 from elephant.checkpoint.state import FitState, identity_of, is_saved, joined, named, require_same_optimizers
 from elephant.collective.communicator import Communicator
 from elephant.data.schema import RowSpec
@@ -299,7 +300,7 @@ def _updated(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> list[
     """Returns the places among the model's weights of those that an optimizer updates; none before its first step."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     places = {id(variable): place for place, variable in enumerate(model.weights)}
-    return [places[id(variable)] for variable in getattr(inner, "_trainable_variables", ()) if id(variable) in places]
+    return [places[id(variable)] for variable in optimized_variables(inner) if id(variable) in places]
 
 
 def _random_numbers(model: keras.Model) -> np.ndarray:

@@ -10,6 +10,14 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  (the name that every user of Spark knows)
 from pyspark.sql.types import ArrayType, DateType, StringType, TimestampNTZType, TimestampType
 
+from elephant.backends.keras_private import (
+    built_shape,
+    flat_layers,
+    has_given_vocabulary,
+    inbound_nodes,
+    input_structure,
+    lookup_of,
+)
 from elephant.cluster.spark_job import described
 from elephant.data.schema import DENSE, FEATURES, RAGGED, TEXT, Field
 from elephant.errors import ConfigurationError, SchemaError, brief_errors
@@ -105,7 +113,7 @@ def _is_given(layer: keras.layers.Layer) -> bool:
         return layer.input_mean is not None
     if isinstance(layer, keras.layers.Discretization):
         return layer.num_bins is None
-    return bool(layer._has_input_vocabulary)
+    return has_given_vocabulary(layer)
 
 
 def _layers_of(
@@ -116,10 +124,10 @@ def _layers_of(
     by_input = {
         id(tensor): names for tensor, names in zip(inputs, _columns_of_inputs(model, inputs, columns), strict=True)
     }
-    for layer in model._flatten_layers():
+    for layer in flat_layers(model):
         if not isinstance(layer, _ADAPTABLE) or _is_given(layer):
             continue
-        fed = [tensor for node in layer._inbound_nodes for tensor in node.input_tensors if id(tensor) in by_input]
+        fed = [tensor for node in inbound_nodes(layer) for tensor in node.input_tensors if id(tensor) in by_input]
         if fed:
             yield layer, by_input[id(fed[0])], tuple(fed[0].shape[1:])
 
@@ -127,7 +135,7 @@ def _layers_of(
 def _columns_of_inputs(
     model: keras.Model, inputs: Sequence[Any], columns: Columns | Mapping[str, Columns]
 ) -> list[list[str]]:
-    structure = getattr(model, "_inputs_struct", None)
+    structure = input_structure(model)
     names = sorted(structure) if isinstance(structure, dict) else [str(tensor.name) for tensor in inputs]
     if isinstance(columns, Mapping):
         if set(columns) != set(names):
@@ -163,7 +171,7 @@ def _adapt_normalization(
     layer: keras.layers.Normalization, frame: DataFrame, names: list[str], shape: tuple[int | None, ...] | None
 ) -> None:
     field = _numbers(frame, names, "numbers, for Normalization")
-    known = shape if shape is not None else tuple(layer._build_input_shape[1:]) if layer.built else None
+    known = shape if shape is not None else tuple(built_shape(layer)[1:]) if layer.built else None
     if known is not None and None not in known:
         # Flat rows take the shape of the layer's input.
         kind = DENSE if field.kind != "scalar" else field.kind
@@ -229,7 +237,7 @@ def _adapt_text(layer: keras.layers.TextVectorization, frame: DataFrame, names: 
     if len(columns) > 1 or not isinstance(kind.elementType if isinstance(kind, ArrayType) else kind, StringType):
         raise wrong_type(columns[-1], _PARAM, "one column of strings, for TextVectorization")
     of_layer = (type(layer), layer.get_config())
-    lookup = layer._lookup_layer
+    lookup = lookup_of(layer)
     counts = token_counts_of_layer(frame, raw_field(columns[0], FEATURES, _PARAM), of_layer, _limit(lookup))
     _learn(lookup, counts)
 

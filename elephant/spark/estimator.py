@@ -13,23 +13,26 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast, overload
 
 import keras
 from pyspark.ml import Estimator
+from pyspark.ml.param import Param
 from pyspark.sql import DataFrame
 
+from elephant.cluster.session import is_true, setting
 from elephant.cluster.spark_job import described
+from elephant.cluster.spark_private import reset_uid, unowned_parent
 from elephant.config import Timeouts
-from elephant.errors import brief_errors
-from elephant.modeling.model_spec import ModelSpec
+from elephant.errors import ConfigurationError, brief_errors
+from elephant.kinds import BALANCED
 from elephant.monitor.listeners import EventFile, FitListener, Listeners, mlflow_listeners
 from elephant.monitor.progress import Progress
 from elephant.monitor.report import table_html
 from elephant.monitor.summary import FitSummary
 from elephant.monitor.trace import TraceFile
-from elephant.options import BALANCED, OPTIONS, refuse_unknown
+from elephant.options import OPTIONS, refuse_unknown
 from elephant.rank.job import TrainingJob
 from elephant.spark.file_formats import Files
 from elephant.spark.fit import class_weights, description_of, remove_checkpoints, train
 from elephant.spark.hadoop_files import write_file
-from elephant.spark.model import KerasModel
+from elephant.spark.model import KerasModel, model_to_train
 from elephant.spark.params import (
     TrainingParams,
     backup_of,
@@ -37,10 +40,12 @@ from elephant.spark.params import (
     chosen_values,
     column_choice,
     fit_config,
+    noting_keywords,
     optional,
     plain_params,
+    require_own,
+    set_given,
 )
-from elephant.spark.saving.model_files import source_of
 from elephant.spark.saving.persistence import CODE, SavedParts, SavedStage
 from elephant.spark.saving.streaming import TrainingStream, start_stream
 from elephant.spark.training_data import active_session, dataset_of, is_frame, rows_of_files, rows_of_frame
@@ -48,10 +53,11 @@ from elephant.task.rendezvous import installed_versions
 
 if TYPE_CHECKING:
     import pandas as pd
-    from pyspark.ml.param import Param
     from pyspark.sql import SparkSession
 
 _PARAMS = {option.param for option in OPTIONS}
+_KNOWN = sorted([*_PARAMS, "model", "customObjects"])
+_TRACE = "spark.elephant.trace"
 Dataset: TypeAlias = "DataFrame | pd.DataFrame | str | os.PathLike[str] | Files"
 ParamMap: TypeAlias = "dict[Param[Any], Any]"
 
@@ -78,17 +84,17 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
             a `keras.Model` holds are found.
         featuresCol: A column of numbers, arrays of them, ml or mllib vectors, dates, timestamps, or strings for
             a model that takes these; or a list of numeric columns, which make one vector. Flat rows take the
-            model's input shape.
-        inputCols: For models with several inputs, instead of featuresCol: a dictionary of columns by the
-            name of the input, or a list in the order of the inputs. Each may be a list of columns again.
+            model's input shape. For a model with several inputs: a dictionary of these by the name of the input, or a
+            list in the order of the inputs. One that holds lists is in their order in any case.
         labelCol: A column of numbers, booleans, arrays of numbers or ml vectors; or a list of numeric columns, which
-            make one vector. None trains without: an autoencoder on its own inputs, a model with a ``train_step`` of
-            its own on what that makes of them.
-        labelCols: For models with several outputs, instead of labelCol: a dictionary by the name of the output, of a
-            column or a list of them as in labelCol; or a list of one column for each output, in their order. An output
-            without loss and metric needs none.
+            make one vector. For a model with several outputs: a dictionary of these by the name of the output, or a
+            list of one for each output, in their order. An output without loss and metric needs none. None trains
+            without: an autoencoder on its own inputs, a model with a ``train_step`` of its own on what that makes of
+            them.
         predictionCol: The column that the fitted model adds.
         probabilityCol: The column of probabilities that a fitted classifier adds.
+        rawPredictionCol: The column of scores that a fitted classifier adds, one for each class: logits where the
+            loss takes logits, and else probabilities. An empty name leaves a column out, as in all of Spark ML.
         weightCol: A column of sample weights, or a dictionary of them by the name of the output; None weighs
             all rows alike. A row has one number, or an array in the shape of its loss, such as one number per token.
         validationIndicatorCol: A column of booleans, or of 0 and 1; true keeps a row for validation.
@@ -110,8 +116,6 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
             ``"int8"``, ``"topk"`` and more; None sends them as they are. See `elephant.compression`.
             Asynchronous workers and servers encode what they exchange as ``"bfloat16"``, ``"float16"``,
             ``"int8"`` or ``"int8:feedback"``.
-        bucketBytes: Bytes of gradients that travel together while the next ones are computed; None
-            measures the network and chooses, 0 sends all together.
         syncBatchNorm: Has batch normalization use the mean and variance of all workers' rows in a
             step, and not of each worker's own. It costs two exchanges per layer and step.
         allowBatchCoupledLoss: Lets a loss couple the rows of a batch (pairs of rows, a mean over a mask of its own),
@@ -123,16 +127,15 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         driverCallbacks: More callbacks, or a single one, which run on the driver whatever they look at; and
             instances of `elephant.FitListener`.
         eventsPath: A folder, on any file system that Spark or fsspec reaches, where each fit leaves a file of what
-            happened in it, as lines of JSON. None writes none.
-        tracePath: A folder, on any file system that Spark or fsspec reaches, where each fit leaves a trace of its
-            ranks, to be opened in Perfetto (ui.perfetto.dev). None makes none. See ``docs/progress.md``.
+            happened in it, as lines of JSON; with the Spark setting ``spark.elephant.trace`` also a trace of its ranks
+            and their steps, to be opened in Perfetto (ui.perfetto.dev). None writes none. See ``docs/progress.md``.
         classWeight: Weights by class, which weigh the loss of rows in training, for a model with one output and
             no weightCol. Classes without one weigh 1. ``"balanced"`` counts the labels of all rows that are not marked
             for validation, in a Spark job before the fit, and weighs each class by rows / (classes * its rows).
-        preprocessing: A function from a batch, a dictionary of columns as arrays, to what the model takes; a second
-            argument gets a `numpy.random.Generator`. It runs on the workers, and in ``transform``. featuresCol and
-            inputCols then name the columns that it gets, of any type. See ``docs/preprocessing.md``.
-        cachePreprocessing: Whether it runs once and its result is kept, or again in every epoch.
+        preprocessing: A function from a batch, a dictionary of columns as arrays, to what the model takes. It runs on
+            the workers, and in ``transform``. Its result is kept, unless a second argument gets a
+            `numpy.random.Generator`: then it runs again for every batch. featuresCol names the columns that it gets,
+            of any type. See ``docs/preprocessing.md``.
         augmentation: A function from a batch and a `numpy.random.Generator` to a batch. It runs on every training
             batch of every epoch, with a generator seeded by the fit's seed, the worker and the epoch.
         cache: Where a worker keeps its rows: ``"disk"`` memory-maps them, ``"memory"`` holds them.
@@ -143,7 +146,6 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         useGpu: True demands a GPU for every worker, False hides them, ``"auto"`` takes those that Spark assigns or
             the hosts have. See ``docs/gpus.md``.
         gpusPerWorker: GPUs of each worker. Each is one rank; the worker's rows and batches are divided over them.
-        gpuResource: What Spark calls GPUs, as in ``spark.executor.resource.NAME.amount``.
         gpuTransport: How GPUs reduce gradients: ``"host"`` through their hosts, or, on PyTorch and JAX, ``"nccl"``
             among themselves; ``"auto"`` takes NCCL on PyTorch where all workers share one host. See ``docs/gpus.md``.
         mixedPrecision: Whether workers compute in 16 bits where the model's layers leave that open.
@@ -151,15 +153,13 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         checkpointEpochs: Epochs between two checkpoints.
         resume: Whether to go on from the last checkpoint in checkpointPath, where there is one.
         maxRestarts: How often a fit that lost a worker is started again, from its last checkpoint.
-        warmWorkers: Processes that have imported Keras and wait on each executor for the next fit, at most; 0 starts
-            every training process fresh. ``"auto"`` is what ``spark.elephant.warmWorkers`` says, or else 2.
         timeouts: How long waits may last: `elephant.config.Timeouts`, or seconds by its names.
         verbose: 0 silent, 1 or ``"auto"`` plan, a live line of progress and a table of epochs, 2 without the live
             line, which files do not get in any case.
         algorithm: In asynchronous modes, what workers push and how it is applied: ``"downpour"``,
-            ``"adag"``, ``"dynsgd"``, ``"aeasgd"``, ``"eamsgd"`` or ``"sum"``.
-        elasticity: How far, of the way between them, ``"aeasgd"`` and ``"eamsgd"`` move a worker's weights and
-            the server's towards each other; None means ``0.9 / numWorkers``.
+            ``"adag"``, ``"dynsgd"``, ``"aeasgd"``, ``"eamsgd"`` or ``"sum"``. ``"aeasgd:0.3"`` also says how far, of
+            the way between them, a worker's weights and the server's move towards each other; without a number that is
+            ``0.9 / numWorkers``. The same holds for ``"eamsgd"``.
         maxStaleness: Steps that an asynchronous worker may be ahead of the slowest one that is connected and has
             not finished; None does not limit it.
         backgroundExchange: Has asynchronous workers compute a step while the last one's exchange goes
@@ -170,8 +170,6 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
             stage, which need a slot each.
         port: The first one's port; 0 takes free ones.
         snapshotSeconds: Time between two snapshots, from which a server that was lost comes back; 0 makes none by time.
-        snapshotUpdates: Updates between two snapshots; 0 makes none by count.
-        maxRefusedUpdates: Updates that are not finite, and are therefore refused, before the fit is given up.
 
     Raises:
         ConfigurationError: The model is not compiled or cannot be rebuilt, or a value is out of range.
@@ -184,18 +182,25 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         >>> fitted.transform(test_df).select("prediction")  # doctest: +SKIP
     """
 
+    model: Param[KerasModel] = Param(
+        unowned_parent(),
+        "model",
+        "a compiled keras.Model, a function without arguments that returns one, the path of one, or a fitted model",
+        typeConverter=model_to_train,
+    )
+
     @brief_errors
+    @noting_keywords
     def __init__(
         self,
         model: keras.Model | Callable[[], keras.Model] | str | os.PathLike[str] | KerasModel,
         *,
         customObjects: Mapping[str, Any] | None = None,
-        featuresCol: str | Sequence[str] = "features",
-        inputCols: Mapping[str, str | Sequence[str]] | Sequence[str] | None = None,
-        labelCol: str | Sequence[str] | None = "label",
-        labelCols: Mapping[str, str | Sequence[str]] | Sequence[str] | None = None,
+        featuresCol: str | Sequence[str | Sequence[str]] | Mapping[str, str | Sequence[str]] = "features",
+        labelCol: str | Sequence[str | Sequence[str]] | Mapping[str, str | Sequence[str]] | None = "label",
         predictionCol: str = "prediction",
         probabilityCol: str = "probability",
+        rawPredictionCol: str = "rawPrediction",
         weightCol: str | Mapping[str, str] | None = None,
         validationIndicatorCol: str | None = None,
         validationFraction: float = 0.0,
@@ -209,16 +214,13 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         scaleLearningRate: bool = False,
         frequency: str | int = "batch",
         compression: str | None = None,
-        bucketBytes: int | None = None,
         syncBatchNorm: bool = False,
         allowBatchCoupledLoss: bool = False,
         callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.Callback = (),
         driverCallbacks: Sequence[keras.callbacks.Callback | FitListener] | keras.callbacks.Callback | FitListener = (),
         eventsPath: str | os.PathLike[str] | None = None,
-        tracePath: str | os.PathLike[str] | None = None,
         classWeight: Mapping[int, float] | str | None = None,
         preprocessing: Callable[..., Any] | None = None,
-        cachePreprocessing: bool = True,
         augmentation: Callable[..., Any] | None = None,
         cache: str = "disk",
         stepsPerEpoch: int | None = None,
@@ -226,40 +228,64 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         inferenceBatchSize: int | None = None,
         useGpu: bool | str = "auto",
         gpusPerWorker: int = 1,
-        gpuResource: str = "gpu",
         gpuTransport: str = "auto",
         mixedPrecision: bool = False,
         checkpointPath: str | os.PathLike[str] | None = None,
         checkpointEpochs: int = 1,
         resume: bool = False,
         maxRestarts: int = 0,
-        warmWorkers: int | str = "auto",
         timeouts: Timeouts | Mapping[str, float] | None = None,
         verbose: int | str = 1,
         algorithm: str = "downpour",
-        elasticity: float | None = None,
         maxStaleness: int | None = None,
         backgroundExchange: bool = False,
         parameterServers: int = 1,
         serverPlacement: str = "driver",
         port: int = 0,
         snapshotSeconds: float = 30.0,
-        snapshotUpdates: int = 0,
-        maxRefusedUpdates: int = 100,
         **unknown: Any,
     ) -> None:
-        # None means not set, which Spark's params say by absence.
-        given = {name: value for name, value in locals().items() if name in _PARAMS and value is not None}
+        given: dict[str, Any] = vars(self).pop("_input_kwargs")
+        refuse_unknown("KerasEstimator", unknown, _KNOWN, noun="param")
         super().__init__()
-        refuse_unknown("KerasEstimator", unknown, sorted([*_PARAMS, "model", "customObjects"]), noun="param")
-        self._set(**given)
-        self._set(model=source_of(model, customObjects))
+        self.setParams(**{**given, "model": model})
+
+    @brief_errors
+    def setParams(self, **params: Any) -> KerasEstimator:
+        """Sets several params by name, and returns the estimator; those that are not named stay as they are.
+
+        Args:
+            params: As the constructor takes them; None takes a param's value away.
+
+        Raises:
+            ConfigurationError: A value is out of its range, or two of them exclude each other.
+            UnsupportedError: A mode, or a form of model, that this version does not have.
+            TypeError: A value has the wrong type, or a param does not exist.
+
+        Examples:
+            >>> estimator.setParams(epochs=3, batchSize=64)  # doctest: +SKIP
+        """
+        refuse_unknown("setParams", params, _KNOWN, noun="param")
+        custom_objects = params.pop("customObjects", None)
+        if "model" in params:
+            self.setModel(params.pop("model"), custom_objects)
+        elif custom_objects is not None:
+            raise ConfigurationError(
+                "customObjects: expected beside a model, which is given by a path. Received: customObjects alone. Pass "
+                "both: setParams(model=path, customObjects=...)."
+            )
+        set_given(self, params)
         fit_config(self)
+        return self
+
+    def getModel(self) -> KerasModel:
+        """Returns the model that training begins with; its ``model`` is the `keras.Model`."""
+        return self.getOrDefault(self.model)
 
     @brief_errors
     def setModel(self, value: Any, customObjects: Mapping[str, Any] | None = None) -> KerasEstimator:
         """Replaces the model; the arguments are those of the constructor."""
-        return self._set(model=source_of(value, customObjects))
+        return self._set(model=model_to_train(value, customObjects))
 
     @overload
     def fit(self, dataset: Dataset, params: ParamMap | None = None, **options: Any) -> KerasModel: ...
@@ -280,7 +306,8 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
             options: The same by name, such as ``epochs=3``; None takes a param's value away.
 
         Raises:
-            ConfigurationError: An option is out of its range, or two of them exclude each other.
+            ConfigurationError: An option is out of its range, two of them exclude each other, or a param is one of
+                another stage.
             SchemaError: A column is missing or unusable.
             DataError: There are no rows, or values that cannot be trained on.
             ClusterError: The cluster cannot run the fit.
@@ -291,10 +318,8 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
             >>> fitted = estimator.fit(train_df, epochs=3)  # doctest: +SKIP
         """
         refuse_unknown("fit", options, sorted(_PARAMS), noun="param")
-        estimator = self.copy() if options else self
-        for name in (name for name, value in options.items() if value is None):
-            estimator.clear(estimator.getParam(name))
-        estimator._set(**{name: value for name, value in options.items() if value is not None})
+        require_own(self, params, "Take it from the estimator that is fitted, or name it: fit(dataset, epochs=3).")
+        estimator = set_given(self.copy(), options) if options else self
         # To Spark, a dataset is whatever `_fit` takes.
         rows, fit = cast(Any, dataset_of(dataset)), super(KerasEstimator, estimator).fit
         if params is not None and not isinstance(params, dict):
@@ -313,9 +338,9 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
     def _fit(self, dataset: DataFrame | Files) -> KerasModel:
         began = time.monotonic()
         config, choice, on_driver = fit_config(self), column_choice(self), self.getOrDefault("driverCallbacks")
-        source: ModelSpec = self.getOrDefault(self.model)
-        facts, preprocessed = source.facts, self.isDefined(self.preprocessing)
-        if self.isDefined(self.augmentation):
+        source = self.getModel().source
+        facts, preprocessed = source.facts, optional(self, self.preprocessing) is not None
+        if optional(self, self.augmentation) is not None:
             # It may give the classes of the rows other numbers.
             facts = replace(facts, outputs=tuple(replace(output, num_classes=None) for output in facts.outputs))
         if isinstance(dataset, Files):
@@ -337,7 +362,7 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
             ),
             preprocessing=replace(batch_functions(self), target=rows.target),
             driver_callbacks=tuple(one for one in on_driver if not isinstance(one, FitListener)),
-            traced=self.isDefined(self.tracePath),
+            traced=optional(self, self.eventsPath) is not None and is_traced(rows.source.session),
         )
         about: dict[str, Any] = {
             "model": repr(source),
@@ -360,7 +385,7 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
             )
             fitted = KerasModel.from_result(source, result, summary)
             # As in all of Spark ML, so that params of the estimator, given to transform, are those of its model.
-            fitted._resetUid(self.uid)
+            reset_uid(fitted, self.uid)
             listeners.fitted = self._copyValues(fitted)
             return listeners.fitted
 
@@ -401,13 +426,12 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         )
 
     def __repr__(self) -> str:
-        source = self.getOrDefault(self.model)
         values = "".join(f", {name}={value}" for name, value in chosen_values(self).items())
-        return f"KerasEstimator(model={source!r}{values})"
+        return f"KerasEstimator(model={self.getModel().source!r}{values})"
 
     def _repr_html_(self) -> str:
-        source = self.getOrDefault(self.model)
-        return "<b>KerasEstimator</b>" + table_html((), [("model", repr(source)), *chosen_values(self).items()])
+        words = [("model", repr(self.getModel().source)), *chosen_values(self).items()]
+        return "<b>KerasEstimator</b>" + table_html((), words)
 
     def _parts(self) -> SavedParts:
         given = {param.name: value for param, value in self._paramMap.items()}
@@ -417,7 +441,7 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         # JSON has no numbers for keys.
         weights = given.get("classWeight")
         about = {} if weights is None else {"classWeight": weights if weights == BALANCED else list(weights.items())}
-        return SavedParts(source=self.getOrDefault(self.model), code=code, about=about)
+        return SavedParts(source=self.getModel().source, code=code, about=about)
 
     @classmethod
     def _of_parts(cls, parts: SavedParts) -> KerasEstimator:
@@ -425,8 +449,10 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         if "classWeight" in parts.about:
             weights = parts.about["classWeight"]
             not_json["classWeight"] = weights if weights == BALANCED else dict(weights)
-        # A param that was not set when it was saved is none that is set by default.
-        return cls(model=parts.source, labelCol=None, **not_json)
+        if "labelCol" not in {**parts.about["paramMap"], **parts.about["defaultParamMap"]}:
+            # So one without labels was saved while the constructor alone had defaults.
+            not_json["labelCol"] = None
+        return cls(model=parts.source, **not_json)
 
 
 def _unused(callback: Any) -> Any:
@@ -438,13 +464,19 @@ def _unused(callback: Any) -> Any:
     return unused
 
 
+def is_traced(session: SparkSession) -> bool:
+    """Returns whether fits leave a trace beside their events."""
+    return is_true({_TRACE: setting(session, _TRACE) or ""}, _TRACE)
+
+
 def _listeners(estimator: KerasEstimator, session: SparkSession, facts: Mapping[str, Any]) -> list[FitListener]:
     """Returns the listeners of a fit: the user's, files of its events and its trace, and MLflow."""
     listeners = [one for one in estimator.getOrDefault("driverCallbacks") if isinstance(one, FitListener)]
     name = f"{time.strftime('%Y%m%dT%H%M%S')}-{uuid.uuid4().hex[:8]}"
-    for param, suffix, kind in (("eventsPath", "jsonl", EventFile), ("tracePath", "json", TraceFile)):
-        folder = optional(estimator, param)
-        if folder is not None:
+    folder = optional(estimator, "eventsPath")
+    if folder is not None:
+        kinds = {"jsonl": EventFile, **({"json": TraceFile} if is_traced(session) else {})}
+        for suffix, kind in kinds.items():
             path = f"{folder.rstrip('/')}/{name}.{suffix}"
             listeners.append(kind(functools.partial(write_file, session, path, overwrite=True), facts))
     return [*listeners, *mlflow_listeners()]

@@ -30,6 +30,7 @@ from urllib.parse import unquote, urlparse
 
 from elephant.cluster.session import is_remote, jvm_context
 from elephant.cluster.spark_job import SparkWords
+from elephant.cluster.spark_private import active_context, java_context, jvm_of
 from elephant.errors import ConfigurationError
 from elephant.storage.filesystem import is_mounted, mounted_here, spark_form
 from elephant.storage.folder import File, Folder, LocalFolder, file_at, folder_at, local_copy
@@ -200,11 +201,10 @@ def running_session() -> SparkSession | None:
     if active is not None:
         return active
     try:
-        from pyspark import SparkContext
+        context = active_context()
     except ImportError:
         # A client of Spark Connect without the rest of Spark.
         return None
-    context = SparkContext._active_spark_context
     return None if context is None else SparkSession(context)
 
 
@@ -223,8 +223,8 @@ def hadoop_knows(session: SparkSession, path: str) -> bool:
     from py4j.protocol import Py4JJavaError
 
     try:
-        configuration = context._jsc.hadoopConfiguration()
-        context._jvm.org.apache.hadoop.fs.FileSystem.getFileSystemClass(match[1], configuration)
+        configuration = java_context(context).hadoopConfiguration()
+        jvm_of(context).org.apache.hadoop.fs.FileSystem.getFileSystemClass(match[1], configuration)
     except Py4JJavaError as error:
         if SparkWords.UNKNOWN_SCHEME.search(error.java_exception):
             return False
@@ -234,9 +234,9 @@ def hadoop_knows(session: SparkSession, path: str) -> bool:
 
 def _hadoop_folder(session: SparkSession, path: str) -> Folder:
     context: Any = jvm_context(session)
-    hadoop = context._jvm.org.apache.hadoop.fs
+    hadoop = jvm_of(context).org.apache.hadoop.fs
     with _as_os_errors():
-        system = hadoop.Path(path).getFileSystem(context._jsc.hadoopConfiguration())
+        system = hadoop.Path(path).getFileSystem(java_context(context).hadoopConfiguration())
         # Not its getScheme, which not every file system has.
         if str(system.getUri().getScheme()) == "file":
             # Python's own way is faster, and waits for the disk.

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from elephant import collective
+from elephant.backends.keras_private import has_schedule
 from elephant.errors import ConfigurationError
 from elephant.modeling.variables import parts_of
 
@@ -46,7 +47,7 @@ class LearningRateWarmup(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         optimizers = parts_of(self.model.optimizer)
-        if any(isinstance(one._learning_rate, keras.optimizers.schedules.LearningRateSchedule) for one in optimizers):
+        if any(map(has_schedule, optimizers)):
             raise ConfigurationError(
                 "LearningRateWarmup: expected an optimizer with a constant learning rate. Received: one with a "
                 "schedule. Let the schedule begin with the warm-up, such as CosineDecay(warmup_steps=...)."

@@ -112,7 +112,7 @@ FAULTS = (
         old="self._share.since(self._averaged_at))",
         new="self._share.since(0))",
         breaks="Weights are averaged by the rows of the epoch so far and not by those since the last average.",
-        tests=(f"{_LOCAL_STEPS}[3-(29, 9, 0)]",),
+        tests=(f"{_LOCAL_STEPS}[3 uneven]",),
     ),
     Fault(
         name="kernel-weighs-as-in-the-first-step",
@@ -347,6 +347,22 @@ FAULTS = (
         breaks="The rows of a worker are dealt out unevenly to its GPUs.",
         tests=("tests/task/test_rank_processes.py",),
     ),
+    Fault(
+        name="preprocessing-draws-once",
+        file="elephant/rank/input/preprocessed_shard.py",
+        old="if not takes_generator(functions.preprocess):",
+        new="if functions.preprocess is not None:",
+        breaks="Preprocessing that draws has the same draws in every epoch.",
+        tests=("tests/rank/test_preprocessing.py",),
+    ),
+    Fault(
+        name="option-of-numpy",
+        file="elephant/kinds.py",
+        old="value = self.convert(plain(given))",
+        new="value = self.convert(given)",
+        breaks="Scalars and arrays of numpy are no values of options.",
+        tests=("tests/test_kinds.py",),
+    ),
     # Options that are ignored
     Fault(
         name="option-batch-size",
@@ -482,8 +498,8 @@ FAULTS = (
     Fault(
         name="batch-norm-ignores-masks",
         file="elephant/modeling/sync_batch_norm.py",
-        old="_count(inputs, mask, layer._reduction_axes)",
-        new="_count(inputs, None, layer._reduction_axes)",
+        old="_count(inputs, mask, reduction_axes(layer))",
+        new="_count(inputs, None, reduction_axes(layer))",
         breaks="Synchronized batch normalization counts values that a mask leaves out.",
         tests=(f"{_RANK}/test_batch_norm.py::test_statistics_when_a_mask_leaves_values_out_then_equal_one_process",),
     ),
@@ -493,7 +509,7 @@ FAULTS = (
         old="weighted = gradient * gradient.dtype.type(share) if share else np.zeros_like(gradient)",
         new="weighted = gradient / collective.world_size if share else np.zeros_like(gradient)",
         breaks="Gradients through the common mean and variance weigh all ranks alike.",
-        tests=(f"{_BATCH_NORM}[(23, 9, 0)-dense_model]",),
+        tests=(f"{_BATCH_NORM}[dense]",),
     ),
     Fault(
         name="last-bucket-skipped",
@@ -655,7 +671,7 @@ FAULTS = (
     Fault(
         name="threads-left-by-server",
         file="elephant/net/server.py",
-        old="        for stream in serving.values():\n            stream.abort()\n",
+        old="        for stream in streams.values():\n            stream.abort()\n",
         new="",
         breaks="The threads of open connections outlive their server.",
         tests=(f"{_NET}/test_server.py",),
@@ -785,7 +801,7 @@ FAULTS = (
     Fault(
         name="staleness-of-the-last-push",
         file="elephant/parameter_server/request_handler.py",
-        old="            engine.staleness.pulled(session.partition, engine.updates)\n",
+        old="            server.staleness.pulled(session.partition, server.updates)\n",
         new="",
         breaks="dynsgd divides by the pushes since a worker came, and not since it pulled.",
         tests=(f"{_SERVERS}/test_client.py",),
@@ -915,7 +931,7 @@ FAULTS = (
     Fault(
         name="request-unchecked",
         file="elephant/collective/process_group.py",
-        old="        if not self._route.agrees:\n            self._exchange.agree(operation)",
+        old="        if not self._algorithm.agrees:\n            self._allgather.agree(operation)",
         new="        return",
         breaks="Ranks that ask for different things mix their data instead of failing.",
         tests=("tests/collective/test_process_group.py",),

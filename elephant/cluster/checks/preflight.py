@@ -32,6 +32,7 @@ from elephant.cluster.executors import allocates_dynamically, awaited_slots, run
 from elephant.cluster.gpu_plan import NONE, ResourcePlan, ResourceRequest, scheduling_settings
 from elephant.cluster.gpu_plan import plan as plan_devices
 from elephant.cluster.session import cpus_of_task, jvm_context, require_connect, require_running, session_settings
+from elephant.cluster.spark_private import java_context
 from elephant.config import FitConfig
 from elephant.errors import ClusterError
 
@@ -91,7 +92,7 @@ def active_stages(session: SparkSession, tag: str = "") -> list[Stage]:
     context = jvm_context(session)
     if context is None:
         return []
-    tracker = context._jsc.sc().statusTracker()
+    tracker = java_context(context).sc().statusTracker()
     own = set(tracker.getJobIdsForTag(tag)) if tag else set()
     jobs = {stage: job for job in tracker.getActiveJobIds() for stage in _stages_of(tracker, job)}
     stages = []
@@ -253,7 +254,8 @@ def check_session(
     refused = any(found.failed and found.name == ALLOCATION for found in check_results)
     if needs.request is not None and not refused:
         try:
-            plan = plan_devices(scheduling_settings(session, needs.request.gpu_resource), needs.request)
+            request = needs.request.named_in(session)
+            plan = plan_devices(scheduling_settings(session, request.gpu_resource), request)
         except ClusterError as error:
             obstacle = str(error)
     slots, resource, dynamic = None, "", allocates_dynamically(session)

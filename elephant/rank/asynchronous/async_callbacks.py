@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import keras
 import numpy as np
 
+from elephant.backends.keras_private import forget_model
 from elephant.data.epoch_plan import EpochPlan
 from elephant.errors import UnsupportedError
 from elephant.modeling.sync_batch_norm import momenta, steps_of_all
@@ -59,7 +60,7 @@ def worker_copies(
     here = (one for index, one in enumerate(callbacks) if index in sharing or has_copies_on_workers(one))
     copies = tuple(map(copy.copy, here))
     for one in copies:
-        one._model = None
+        forget_model(one)
     return copies
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from elephant.backends import current
+from elephant.backends.keras_private import has_schedule
 from elephant.collective.communicator import LocalCommunicator
 from elephant.data.epoch_plan import EpochPlan
 from elephant.data.shard import Shard
@@ -213,7 +214,7 @@ class _Worker:
     def _continue_schedule(self, step: int) -> None:
         """Lets a learning rate that follows a schedule go on where it was; a constant one needs no count of steps."""
         optimizer = inner_optimizer(self._model.optimizer)
-        if isinstance(optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
+        if has_schedule(optimizer):
             optimizer.iterations.assign(self._iterations + step)
 
     def _fit(self, epoch: int, last: int, first: int) -> None:

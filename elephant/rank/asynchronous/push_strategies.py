@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
+from elephant.backends.keras_private import has_schedule
 from elephant.config import FitConfig
 from elephant.errors import UnsupportedError
 from elephant.modeling.optimizer_translation import inner_optimizer, translate
@@ -234,5 +235,5 @@ class WindowExchange(WorkerExchange):
         if np.isfinite(reply.rate) and reply.rate != self._rate:
             self._rate = reply.rate
             optimizer = inner_optimizer(self.model.optimizer)
-            if not isinstance(optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
+            if not has_schedule(optimizer):
                 optimizer.learning_rate = reply.rate

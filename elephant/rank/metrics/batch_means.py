@@ -9,7 +9,7 @@ counts as its part of the batch's rows, and those of all ranks together count as
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -18,6 +18,7 @@ from keras import ops
 
 from elephant.backends import current
 from elephant.backends.gradient_averager import GradientAverager
+from elephant.backends.keras_private import replaced_mean_update
 
 
 def count_shares(model: keras.Model, averager: GradientAverager) -> None:
@@ -60,19 +61,16 @@ def counted_by_rows(data: Any) -> contextlib.AbstractContextManager[None]:
     return _counted_as(lambda: ops.shape(first)[0])
 
 
-@contextlib.contextmanager
-def _counted_as(weight: Callable[[], Any]) -> Iterator[None]:
+def _counted_as(weight: Callable[[], Any]) -> contextlib.AbstractContextManager[None]:
     """Gives numbers without a weight of their own one, for the time of a ``with`` block in which a step is traced."""
-    update_state = keras.metrics.Mean.update_state
 
-    def weighted(self: keras.metrics.Mean, values: Any, sample_weight: Any = None) -> Any:
-        values = ops.convert_to_tensor(values, dtype=self.dtype)
-        if sample_weight is None and len(values.shape) == 0:
-            sample_weight = weight()
-        return update_state(self, values, sample_weight=sample_weight)
+    def weighing(update_state: Callable[..., Any]) -> Callable[..., Any]:
+        def weighted(self: keras.metrics.Mean, values: Any, sample_weight: Any = None) -> Any:
+            values = ops.convert_to_tensor(values, dtype=self.dtype)
+            if sample_weight is None and len(values.shape) == 0:
+                sample_weight = weight()
+            return update_state(self, values, sample_weight=sample_weight)
 
-    keras.metrics.Mean.update_state = weighted
-    try:
-        yield
-    finally:
-        keras.metrics.Mean.update_state = update_state
+        return weighted
+
+    return replaced_mean_update(weighing)

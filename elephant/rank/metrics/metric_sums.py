@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from elephant.backends.keras_private import compiled_metrics, function_of_metric, given_metrics
 from elephant.collective.communicator import Communicator
 from elephant.data.schema import DataSchema
 from elephant.modeling.variables import assign_flat, flatten, metric_variables
@@ -88,8 +89,7 @@ class MetricSums:
 
 def may_not_add_up(model: keras.Model) -> bool:
     """Returns whether a model has metrics other than those of Keras' that keep sums over rows."""
-    compiled = getattr(model, "_compile_metrics", None)
-    given = [getattr(compiled, name, None) for name in ("_user_metrics", "_user_weighted_metrics")]
+    given = list(given_metrics(compiled_metrics(model)))
     return any(_may_not_add_up(metric) for metric in keras.tree.flatten(given) if metric is not None)
 
 
@@ -148,7 +148,7 @@ def _may_not_add_up(metric: Any) -> bool:
     if isinstance(metric, str):
         with contextlib.suppress(ValueError):
             metric = keras.metrics.get(metric)
-    code = getattr(metric, "_fn", metric)
+    code = function_of_metric(metric)
     module = str(getattr(code, "__module__", type(code).__module__))
     return module.split(".")[0] != "keras" or hasattr(metric, "axis")
 

@@ -18,6 +18,7 @@ from keras import ops
 
 from elephant.backends import current
 from elephant.backends.gradient_averager import GradientAverager
+from elephant.backends.keras_private import compiled_loss, loss_options, replace_losses
 from elephant.modeling.model_info import loss_name
 from elephant.rank.trials.row_dependence import mask_of
 
@@ -90,7 +91,7 @@ class RankLosses:
         self.losses: list[RankLoss] = []
         self._averager = averager
         self._kinds: Sequence[str] = ()
-        compiled, step = getattr(model, "_compile_loss", None), model.train_step
+        compiled, step = compiled_loss(model), model.train_step
         if compiled is None:
             return
         make = compiled.build
@@ -108,9 +109,7 @@ class RankLosses:
         compiled.build, model.train_step = build, train_step
 
     def _take_over(self, compiled: Any) -> None:
-        entries = compiled._flat_losses
-        self.losses = [RankLoss(entry.loss, self) for entry in entries]
-        compiled._flat_losses = [entry._replace(loss=loss) for entry, loss in zip(entries, self.losses, strict=True)]
+        self.losses = replace_losses(compiled, lambda loss: RankLoss(loss, self))
         self.settle(self._kinds)
 
     def settle(self, kinds: Sequence[str]) -> None:
@@ -156,7 +155,7 @@ def is_by_row(loss: Any) -> bool:
     module = "keras." if isinstance(code, str) else str(getattr(code, "__module__", type(code).__module__))
     by_row = module.startswith("keras.") and loss_name(code) in _BY_ROW
     # Along an axis that was chosen it may look at several rows.
-    along_rows = getattr(loss, "_fn_kwargs", {}).get("axis", -1) != -1
+    along_rows = loss_options(loss).get("axis", -1) != -1
     return by_row and not along_rows and getattr(loss, "reduction", None) in (*_MEANS, None)
 
 

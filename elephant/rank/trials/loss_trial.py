@@ -17,6 +17,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from elephant.backends.keras_private import added_losses, flat_layers, loss_function
 from elephant.errors import UnsupportedError
 from elephant.modeling.model_info import has_own_step
 from elephant.rank.metrics.batch_means import counted_by_rows
@@ -252,7 +253,7 @@ class LossTrial:
         if not np.isfinite([whole.loss, *parts]).all() or _is_mean(whole.loss, parts, shares, self._tolerance):
             return []
         remedy = "Return a value of each row. "
-        if self._outputs is None and any(layer._losses for layer in self._model._flatten_layers()):
+        if self._outputs is None and any(added_losses(layer) for layer in flat_layers(self._model)):
             remedy = _MEAN_OF_LAYER
         elif type(self._model).compute_loss is not keras.Model.compute_loss:
             remedy = "Return a mean from compute_loss: keras.ops.mean(loss). "
@@ -276,7 +277,7 @@ class LossTrial:
         x, y, weights, outputs = rows
         if outputs is None:
             outputs = self._model(x, training=False)
-        compute = getattr(self._model, "_compute_loss", self._model.compute_loss)
+        compute = loss_function(self._model)
         with self._losses.weighing(noted):
             loss = compute(x=x, y=y, y_pred=outputs, sample_weight=weights, training=self._training)
         return _Computed(_number(loss), values)
@@ -336,7 +337,7 @@ def _matters(model: keras.Model, outputs: Any, place: int, rows: Any) -> bool:
     values = ops.convert_to_numpy(flat[place])
     noise = np.random.default_rng(0).normal(size=values.shape, scale=1 + np.abs(values).max()).astype(values.dtype)
     changed = [*flat[:place], ops.convert_to_tensor(values + noise), *flat[place + 1 :]]
-    compute = getattr(model, "_compute_loss", model.compute_loss)
+    compute = loss_function(model)
     try:
         one, other = (
             _number(compute(x=x, y=y, y_pred=given, sample_weight=weights, training=True))

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from elephant.backends.keras_private import clear_losses
 from elephant.modeling.variables import metric_variables
 from elephant.rank.trials.loss_trial import LossTrial, refuse
 
@@ -55,7 +56,7 @@ class LossWatch(keras.callbacks.Callback):
         # Asked for, so that Keras on JAX gives the model its weights back.
         model = self.model
         # Those of a step's graph are no numbers.
-        model._clear_losses()
+        clear_losses(model)
         # A loss that is computed counts in the trackers of outputs, and in those that a loss of one's own feeds.
         counted = [(variable, np.array(keras.ops.convert_to_numpy(variable))) for variable in metric_variables(model)]
         try:

@@ -36,11 +36,12 @@ from elephant.backends.gradient_kinds import (
     length_of,
     places_of,
 )
+from elephant.backends.keras_private import replaced_draws, replaced_normalization
 from elephant.collective.communicator import LocalCommunicator
 from elephant.compression import Codec
 from elephant.errors import UnsupportedError
 from elephant.modeling.model_info import has_own_step
-from elephant.modeling.variables import optimizers_of, state_variables
+from elephant.modeling.variables import optimizers_of, shared_generator, state_variables
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +51,6 @@ _COARSE = 3e-2
 _REPEATS, _DRAWS = 16, 4
 # Of repeated rows the gradient is so much longer: of a mean at most, of a sum at least.
 _LONGEST_MEAN, _SHORTEST_SUM = 1.4, 2.8
-# Functions of Keras' backends that draw an array of the shape that is their first argument.
-_DRAWS_OF_SHAPE = ("normal", "uniform", "truncated_normal", "randint", "gamma", "binomial", "beta")
 
 _Batch = tuple[Any, Any, Any]
 
@@ -196,7 +195,7 @@ def _unchanged(model: keras.Model) -> Iterator[None]:
     """Puts back what a step changes: variables, generators, numbers that the model counts, gradients of PyTorch's."""
     optimizers = [variable for optimizer in optimizers_of(model) for variable in optimizer.variables]
     known = {id(one): one for one in (*state_variables(model), *model.variables, *model.metrics_variables, *optimizers)}
-    known |= {id(one): one for one in _global_generator()}
+    known |= {id(one): one for one in (shared_generator(),) if one is not None}
     values = [(variable, ops.convert_to_numpy(variable).copy()) for variable in known.values()]
     counted = {name: value for name, value in vars(model).items() if isinstance(value, (bool, int, float))}
     drawn = random.getstate(), np.random.get_state()
@@ -220,35 +219,18 @@ def _unchanged(model: keras.Model) -> Iterator[None]:
                 variable.value.grad = None
 
 
-def _global_generator() -> list[Any]:
-    from keras.src.backend.common import global_state
-
-    generator = global_state.get_global_attribute("global_seed_generator")
-    return [] if generator is None else [generator.state]
-
-
 @contextlib.contextmanager
 def _same_for_all_rows() -> Iterator[None]:
     """Has Keras draw the same for all rows, drop nothing, and normalize by moving statistics."""
-    from keras.src import backend
+    with replaced_normalization(_by_moving_statistics), replaced_draws(_of_one_row, lambda inputs, *_, **__: inputs):
+        yield
 
-    normalization, draws = keras.layers.BatchNormalization, backend.random
-    normalize = normalization.call
 
-    def by_moving_statistics(self: Any, inputs: Any, training: Any = None, mask: Any = None) -> Any:
+def _by_moving_statistics(normalize: Callable[..., Any]) -> Callable[..., Any]:
+    def call(self: Any, inputs: Any, training: Any = None, mask: Any = None) -> Any:
         return normalize(self, inputs, training=False, mask=mask)
 
-    before = {name: getattr(draws, name) for name in (*_DRAWS_OF_SHAPE, "dropout")}
-    normalization.call = by_moving_statistics
-    for name in _DRAWS_OF_SHAPE:
-        setattr(draws, name, _of_one_row(before[name]))
-    draws.dropout = lambda inputs, *_, **__: inputs
-    try:
-        yield
-    finally:
-        normalization.call = normalize
-        for name, function in before.items():
-            setattr(draws, name, function)
+    return call
 
 
 def _of_one_row(draw: Callable[..., Any]) -> Callable[..., Any]:

@@ -21,6 +21,15 @@ import numpy as np
 from keras import ops
 
 from elephant.backends import current
+from elephant.backends.keras_private import (
+    added_losses,
+    flat_layers,
+    give_mask,
+    has_moments,
+    inbound_nodes,
+    mask_of,
+    replace_moments,
+)
 from elephant.modeling.archive_inspection import PROGRAMS
 from elephant.modeling.sync_batch_norm import batch_norm_layers
 from elephant.modeling.variables import seeded
@@ -82,7 +91,7 @@ class _Call(NamedTuple):
 
 def may_depend(model: keras.Model) -> bool:
     """Returns whether a model's graph has operations that are not known to act row by row, or layers with a loss."""
-    return not all(_is_by_row(layer) for layer in model._flatten_layers(include_self=True))
+    return not all(_is_by_row(layer) for layer in flat_layers(model))
 
 
 def _is_by_row(layer: keras.layers.Layer) -> bool:
@@ -111,7 +120,7 @@ def _is_elementwise(operation: Any) -> bool:
     """Returns whether an operation of a functional model takes each element by itself, without adding an axis."""
     if not _is_of_keras(type(operation)) or type(operation).__name__ not in _ELEMENTWISE:
         return False
-    nodes = operation._inbound_nodes
+    nodes = inbound_nodes(operation)
     ranks = [len(tensor.shape) for node in nodes for tensor in (*node.input_tensors, *node.output_tensors)]
     return len(set(ranks)) == 1
 
@@ -163,15 +172,15 @@ def undisturbed(model: keras.Model) -> Iterator[Callable[[], None]]:
         for variable, value in changing:
             variable.assign(value)
 
-    layers = [layer for layer in batch_norm_layers(model) if hasattr(layer, "_moments")]
+    layers = [layer for layer in batch_norm_layers(model) if has_moments(layer)]
     for layer in layers:
-        layer._moments = _moving_moments(layer)
+        replace_moments(layer, _moving_moments(layer))
     try:
         with current().without_graphs(), seeded(0):
             yield reset
     finally:
         for layer in layers:
-            del layer._moments
+            replace_moments(layer, None)
         for variable, value in state:
             if _has_changed(variable, value):
                 variable.assign(value)
@@ -184,7 +193,7 @@ def _variables(model: keras.Model) -> list[Any]:
     Such are the states of recurrent layers that go on from batch to batch.
     """
     found = {id(variable): variable for variable in model.variables}
-    for owner in (*model._flatten_layers(include_self=True), *keras.tree.flatten(getattr(model, "loss", None))):
+    for owner in (*flat_layers(model), *keras.tree.flatten(getattr(model, "loss", None))):
         held = list(vars(owner).values()) if hasattr(owner, "__dict__") else []
         nested = [one for value in held if isinstance(value, (list, tuple)) for one in keras.tree.flatten(value)]
         # TensorFlow's own are no variables of Keras.
@@ -250,7 +259,7 @@ class _RowCalls:
         with seeded(draw):
             x = keras.tree.map_structure(as_tensor, take_rows(self._x, rows))
             outputs = self._model(x, training=self._training)
-        losses = [loss for layer in self._model._flatten_layers(include_self=True) for loss in layer._losses]
+        losses = [loss for layer in flat_layers(self._model) for loss in added_losses(layer)]
         return _Call(outputs, np.array([np.sum(_numbers(loss)) for loss in losses]))
 
     def found(self) -> RowTrial | None:
@@ -340,31 +349,13 @@ def _taken(array: Any, rows: np.ndarray) -> Any:
     # Of a sparse tensor no backend takes rows.
     taken, mask = ops.take(ops.convert_to_tensor(array, sparse=False), rows, axis=0), mask_of(array)
     if mask is not None:
-        _give_mask(taken, ops.take(mask, rows, axis=0))
+        give_mask(taken, ops.take(mask, rows, axis=0))
     return taken
-
-
-def _give_mask(tensor: Any, mask: Any) -> None:
-    from keras.src import backend
-
-    give = getattr(backend, "set_keras_mask", None)
-    if give is None:
-        tensor._keras_mask = mask
-    else:
-        give(tensor, mask)
 
 
 def as_tensor(array: Any) -> Any:
     """Returns a tensor in place of an array, as a step gets it; strings and sparse tensors are tensors already."""
     return ops.convert_to_tensor(array) if isinstance(array, np.ndarray) else array
-
-
-def mask_of(tensor: Any) -> Any:
-    """Returns the mask that Keras has given to a tensor; not every backend's tensors carry it themselves."""
-    from keras.src import backend
-
-    ask = getattr(backend, "get_keras_mask", None)
-    return getattr(tensor, "_keras_mask", None) if ask is None else ask(tensor)
 
 
 def _numbers(tensor: Any) -> np.ndarray:

@@ -18,6 +18,7 @@ from pyspark.errors import PythonException
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812  (the name that every user of Spark knows)
 
+from elephant.backends.keras_private import lookup_of
 from elephant.data.casting import prepared_batches
 from elephant.data.ragged import RaggedArray, Values, strings
 from elephant.data.schema import TEXT, DataSchema, Field
@@ -312,7 +313,7 @@ def _tokens_of_partition(field: Field, pickled: bytes, batches: Iterable[pa.Reco
         num_rows += batch.num_rows
     if layer is not None:
         yield _token_batch([None], [num_rows], [0])
-        yield _token_batch(*exported_counts(layer._lookup_layer))
+        yield _token_batch(*exported_counts(lookup_of(layer)))
 
 
 def exported_counts(lookup: Any) -> tuple[list[Any], list[int], list[int]]:

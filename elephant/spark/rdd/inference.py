@@ -9,6 +9,7 @@ from typing import Any, overload
 import numpy as np
 from pyspark import RDD
 
+from elephant.cluster.spark_private import parts_of_rdd
 from elephant.config import FitConfig
 from elephant.data.ragged import RaggedArray, Values
 from elephant.data.records import RecordPlan
@@ -63,7 +64,7 @@ class Predictions(RDD[Any]):
     """
 
     def __init__(self, predicted: RDD[Any]) -> None:
-        super().__init__(predicted._jrdd, predicted.ctx, predicted._jrdd_deserializer)
+        super().__init__(*parts_of_rdd(predicted))
         self._rows: list[Any] | None = None
 
     def _collected(self) -> list[Any]:

@@ -24,6 +24,7 @@ import keras
 import numpy as np
 
 from elephant.backends import current
+from elephant.backends.keras_private import can_be_compiled, compile_settings, input_structure
 from elephant.config import FitConfig
 from elephant.data.json_types import require_parts
 from elephant.data.schema import RowSpec
@@ -55,12 +56,13 @@ _PACKAGES = {"onnx": "tf2onnx onnx", "openvino": "openvino", "torch": "torch", "
 
 def save_hdf5(path: Path, model: keras.Model, config: str) -> None:
     """Writes a model, its compile settings, its optimizer's state and a text."""
-    settings = dict(model._compile_config.config)
+    compiled_with = compile_settings(model) or {}
+    settings = dict(compiled_with)
     compiled = json.dumps(model.get_compile_config())
     try:
         model.save(path)
     finally:
-        model._compile_config.config.update(settings)
+        compiled_with.update(settings)
     with h5py.File(path, "a") as file:
         file.attrs[_CONFIG] = config
         group = file.create_group(_OPTIMIZER)
@@ -170,7 +172,7 @@ def read_model(
     model, config = model_of_file(content, suffix, custom_objects, safe_mode=safe_mode)
     backend = current()
     is_slow = backend.needs_compiler and not (model.jit_compile or model.run_eagerly)
-    if is_slow and model._resolve_auto_jit_compile():
+    if is_slow and can_be_compiled(model):
         warn_user(
             f"path={os.fspath(path)}: expected a model that {backend.title} compiles. Received: jit_compile=False, "
             "which Keras also saves of a model that TensorFlow has trained on a CPU. Its steps take many times as "
@@ -198,7 +200,7 @@ def export_model(path: str | os.PathLike[str], model: keras.Model, format: str, 
         # By the same name: for some formats Keras looks at its end.
         local = Path(folder) / PurePosixPath(os.fspath(path)).name
         try:
-            inputs = getattr(model, "_inputs_struct", None)
+            inputs = input_structure(model)
             if inputs is None and getattr(model, "inputs", None):
                 inputs = model.inputs[0]
             if inputs is not None:

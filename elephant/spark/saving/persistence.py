@@ -33,6 +33,7 @@ from pyspark.sql import SparkSession
 
 from elephant.backends import BACKENDS
 from elephant.cluster.session import jvm_context, release
+from elephant.cluster.spark_private import clear_for_overwrite, metadata_text, reset_uid, set_param_values
 from elephant.data.json_types import require_parts, require_types
 from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError, ElephantError, brief_errors, warn_user
@@ -72,6 +73,7 @@ _METADATA = {
     "history": dict[str, list[float | None]],
     "trainingStatistics": dict[str, Any],
     "plan": list[dict[str, Any]],
+    "seconds": float | None,
     "classWeight": str | list[list[Any]] | dict[str, Any],
 }
 _Saved = TypeVar("_Saved", bound="SavedStage")
@@ -146,7 +148,7 @@ class StageWriter(MLWriter):
     def _handleOverwrite(self, path: str) -> None:
         # Without a JVM each file takes the place of the one before, and the metadata tell which ones count.
         if jvm_context(self.sparkSession) is not None:
-            super()._handleOverwrite(spark_form(path))
+            clear_for_overwrite(self, spark_form(path))
 
 
 class StageReader(MLReader[Any]):
@@ -180,7 +182,7 @@ def stage_of(
         require_parts(metadata, _METADATA)
         parts = _parts_of(metadata, contents, path, trusted=trusted)
         stage = cls._of_parts(parts)
-        stage._resetUid(metadata["uid"])
+        reset_uid(stage, metadata["uid"])
         DefaultParamsReader.getAndSetParams(stage, metadata)
     return stage
 
@@ -201,7 +203,7 @@ def _readable(path: str) -> Iterator[None]:
 
 def _save(writer: MLWriter, instance: SavedStage, path: str, parts: SavedParts) -> None:
     source, code = parts.source, dict(parts.code)
-    params = {param.name: value for param, value in instance._paramMap.items() if param.name not in _NOT_JSON}
+    params = {param.name: value for param, value in set_param_values(instance).items() if param.name not in _NOT_JSON}
     about = {
         "facts": source.facts.to_json(),
         "settings": asdict(source.settings),
@@ -247,7 +249,7 @@ def _save_metadata(
         )
         return
     # As Spark writes them, but over those that are there.
-    text = DefaultParamsWriter._get_metadata_to_save(instance, _metadata_context(session), extra, params)
+    text = metadata_text(instance, _metadata_context(session), extra, params)
     frame = session.createDataFrame([(text,)], "value string").coalesce(1)
     frame.write.mode("overwrite").text(f"{path}/metadata")
 
