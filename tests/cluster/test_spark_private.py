@@ -138,7 +138,6 @@ def unowned_parent():
 def set_params():
     stage = Stage()
     private.set_params(stage, size=3.0)
-    private.set_params(stage, size=None)
     assert stage.getOrDefault("size") == 3
     with pytest.raises(TypeError, match="size"):
         private.set_params(stage, size="many")
