@@ -34,7 +34,9 @@ def fork_servers(executors: set[int]) -> list[psutil.Process]:
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied, ValueError, IndexError):
             command = process.cmdline()
-            if _SERVER in command and int(command[command.index(_SERVER) + _EXECUTOR]) in executors:
+            # What a server has forked has the server's command line.
+            is_server = _SERVER in command and _SERVER not in process.parent().cmdline()
+            if is_server and int(command[command.index(_SERVER) + _EXECUTOR]) in executors:
                 found.append(process)
     return found
 

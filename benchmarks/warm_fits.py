@@ -9,7 +9,7 @@
 *second*: from the call of ``fit`` to the beginning, and to the end, of the first training step, of the second fit of a
 session over the first one, each session new (two executors, a table of 10,000 rows; Spark has run a Python job before);
 and the same of a third one, when the JVM has compiled more of what Spark does.
-*first*: the same of the first fit, over one with ``warmWorkers=0``, in sessions that take turns.
+*first*: the same of the first fit, over one with ``spark.elephant.warmWorkers=0``, in sessions that take turns.
 *memory*: what a waiting process has of its own (USS) and resident in all (RSS); and what a rank has of its own at the
 end of training, forked over fresh.
 *tuning*: a `CrossValidator` of six fits of the digits and the last one on all rows, two workers, over the same fits and

@@ -32,7 +32,7 @@ class Algorithm(ABC):
 
     Args:
         num_workers: Workers of the fit.
-        elasticity: The option of that name.
+        elasticity: How far workers move towards the servers, and these towards them; None for the usual way.
 
     Attributes:
         pushes_gradients: Whether, with frequency "batch", the servers' optimizer applies each step's gradient.
@@ -66,6 +66,34 @@ class Algorithm(ABC):
 
 
 ALGORITHMS: dict[str, type[Algorithm]] = {}
+
+
+def parts_of(text: str) -> tuple[str, float | None]:
+    """Returns the name and the elasticity of an algorithm as the option ``algorithm`` has it.
+
+    Raises:
+        ValueError: What is behind the colon is no number.
+
+    >>> parts_of("aeasgd:0.3"), parts_of("adag")
+    (('aeasgd', 0.3), ('adag', None))
+    """
+    name, colon, elasticity = text.partition(":")
+    return name, float(elasticity) if colon else None
+
+
+def is_algorithm(text: str) -> bool:
+    """Returns whether a text names an algorithm, and an elasticity only for one that has it.
+
+    >>> is_algorithm("aeasgd:0.3"), is_algorithm("aeasgd"), is_algorithm("adag:0.3"), is_algorithm("aeasgd:2")
+    (True, True, False, False)
+    """
+    try:
+        name, elasticity = parts_of(text)
+    except ValueError:
+        return False
+    if elasticity is None:
+        return name in ALGORITHMS
+    return name in ALGORITHMS and ALGORITHMS[name].is_elastic and 0 < elasticity < 1
 
 
 def register_algorithm(name: str) -> Callable[[A], A]:

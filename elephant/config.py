@@ -1,137 +1,109 @@
-"""The options of one fit, as frozen values that are checked once, where they are made."""
+"""The options of one fit, as frozen values that are checked once, where they are made.
+
+Their fields are the options of `elephant.options`, with its defaults: the table alone declares one.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field, make_dataclass
+from typing import TYPE_CHECKING, Any
 
-from elephant.algorithms import ALGORITHMS, Algorithm
+from elephant.algorithms import ALGORITHMS, Algorithm, parts_of
 from elephant.errors import ConfigurationError, UnsupportedError
-from elephant.options import OPTION, Scope, check_values, options_of
+from elephant.kinds import integer
+from elephant.options import OPTION, Scope, options_of, settle
+from elephant.timeouts import Timeouts
+
+__all__ = ["AsynchronousOptions", "FitConfig", "Timeouts"]
+_BUCKET_BYTES = "ELEPHANT_BUCKET_BYTES"
+
+
+def _names(scope: Scope) -> list[str]:
+    """Returns the options of a scope that are plain values: those whose values have a class are fields of their own."""
+    return [option.name for option in options_of(scope) if option.name != "timeouts"]
+
+
+if TYPE_CHECKING:
+
+    class _Options:
+        def __getattr__(self, name: str) -> Any: ...
+
+    class _OptionsOfFit(_Options): ...
+
+    class _OptionsOfServers(_Options): ...
+
+else:
+
+    def _options(name: str, scope: Scope) -> type:
+        """Returns a class with a field for each option of a scope."""
+        declared = [(own, OPTION[own].type, field(default=OPTION[own].default)) for own in _names(scope)]
+        return make_dataclass(name, declared, frozen=True, kw_only=True)
+
+    _OptionsOfFit = _options("_OptionsOfFit", Scope.FIT)
+    _OptionsOfServers = _options("_OptionsOfServers", Scope.SERVERS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timeouts:
-    """Limits of each wait, in seconds; each error names the wait that ended.
-
-    Args:
-        connect_s: Forming the connections between ranks, and to the driver. It covers the
-            slowest rank's import of Keras.
-        collective_s: One allreduce. It covers the slowest rank's longest step, tracing included. With a
-            parameter server, how long it may be silent in the middle of a request.
-        heartbeat_s: Silence of a rank's process, or before it of its Spark task, after which the driver gives the fit
-            up, or, with a parameter server, after which it is ended for Spark to start another.
-        slots_s: Waiting for executors that a cluster has promised and not started yet.
-        executors_s: Having no executor at all in the middle of a fit, where the cluster could start others.
-        warm_s: How long processes that have imported Keras wait on an executor for the next fit.
-
-    Raises:
-        ConfigurationError: One of them is no number of seconds.
-    """
-
-    connect_s: float = 120.0
-    collective_s: float = 600.0
-    heartbeat_s: float = 60.0
-    slots_s: float = 30.0
-    executors_s: float = 60.0
-    warm_s: float = 300.0
-
-    def __post_init__(self) -> None:
-        for part in fields(self):
-            value = getattr(self, part.name)
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not (is_number and value >= 0):
-                raise ConfigurationError(f"timeouts: {part.name}: expected zero or more seconds. Received: {value!r}.")
-
-    @classmethod
-    def of(cls, given: Timeouts | Mapping[str, float]) -> Timeouts:
-        """Returns timeouts from some of them by name; raises ConfigurationError for a name that there is not."""
-        if isinstance(given, Timeouts):
-            return given
-        known = [part.name for part in fields(cls)]
-        if not isinstance(given, Mapping) or not set(given) <= set(known):
-            raise ConfigurationError(
-                f"timeouts: expected elephant.config.Timeouts, or seconds by the names {', '.join(known)}. "
-                f"Received: {given!r}."
-            )
-        return cls(**given)
-
-    @property
-    def heartbeat_interval_s(self) -> float:
-        """Seconds between two signs of life of a rank: several times in the silence that is allowed."""
-        return min(2.0, self.heartbeat_s / 5)
-
-
-@dataclass(frozen=True, kw_only=True)
-class AsynchronousOptions:
+class AsynchronousOptions(_OptionsOfServers):
     """Options of modes with a parameter server: those of `elephant.options` that have this scope.
 
     Raises:
         ConfigurationError: A value is out of its range, or two of them exclude each other.
     """
 
-    algorithm: str = OPTION["algorithm"].default
-    elasticity: float | None = OPTION["elasticity"].default
-    max_staleness: int | None = OPTION["max_staleness"].default
-    background_exchange: bool = OPTION["background_exchange"].default
-    parameter_servers: int = OPTION["parameter_servers"].default
-    server_placement: str = OPTION["server_placement"].default
-    port: int = OPTION["port"].default
-    snapshot_seconds: float = OPTION["snapshot_seconds"].default
-    snapshot_updates: int = OPTION["snapshot_updates"].default
-    max_refused_updates: int = OPTION["max_refused_updates"].default
+    if TYPE_CHECKING:
+
+        def __init__(self, **options: Any) -> None: ...
 
     def __post_init__(self) -> None:
-        check_values(self, Scope.SERVERS)
+        settle(self, Scope.SERVERS, _names(Scope.SERVERS))
 
     @property
-    def is_elastic(self) -> bool:
-        """True if workers keep weights of their own that are drawn towards the servers' (elastic averaging)."""
-        return ALGORITHMS[self.algorithm].is_elastic
+    def algorithm_type(self) -> type[Algorithm]:
+        """The algorithm that ``algorithm`` names."""
+        return ALGORITHMS[parts_of(self.algorithm)[0]]
+
+    @property
+    def elasticity(self) -> float | None:
+        """Share of the way that workers and servers move towards each other; None where ``algorithm`` does not say."""
+        return parts_of(self.algorithm)[1]
+
+
+def _bucket_bytes() -> int | None:
+    given = os.environ.get(_BUCKET_BYTES)
+    try:
+        return None if given is None else integer(0).read(given)
+    except ValueError as error:
+        raise ConfigurationError(f"{_BUCKET_BYTES}: {error}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
-class FitConfig:
+class FitConfig(_OptionsOfFit):
     """Options of one fit: those of `elephant.options` that have this scope, and what they say of waits and servers.
+
+    Args:
+        timeouts: Limits of its waits.
+        asynchronous: Options of modes with a parameter server.
+        bucket_bytes: Bytes of gradients that travel together while the next ones are computed, of which 0 sends all
+            together; None measures the network and chooses. The variable ``ELEPHANT_BUCKET_BYTES`` of the driver's
+            environment has it.
 
     Raises:
         ConfigurationError: A value is out of its range, or two of them exclude each other.
     """
 
-    mode: str = OPTION["mode"].default
-    num_workers: int = OPTION["num_workers"].default
-    epochs: int = OPTION["epochs"].default
-    batch_size: int = OPTION["batch_size"].default
-    validation_fraction: float = OPTION["validation_fraction"].default
-    shuffle: bool = OPTION["shuffle"].default
-    seed: int = OPTION["seed"].default
-    learning_rate: float | None = OPTION["learning_rate"].default
-    scale_learning_rate: bool = OPTION["scale_learning_rate"].default
-    frequency: str | int = OPTION["frequency"].default
-    compression: str | None = OPTION["compression"].default
-    bucket_bytes: int | None = OPTION["bucket_bytes"].default
-    sync_batch_norm: bool = OPTION["sync_batch_norm"].default
-    allow_batch_coupled_loss: bool = OPTION["allow_batch_coupled_loss"].default
-    cache: str = OPTION["cache"].default
-    steps_per_epoch: int | None = OPTION["steps_per_epoch"].default
-    bucket_by_length: bool = OPTION["bucket_by_length"].default
-    use_gpu: bool | str = OPTION["use_gpu"].default
-    gpus_per_worker: int = OPTION["gpus_per_worker"].default
-    gpu_resource: str = OPTION["gpu_resource"].default
-    gpu_transport: str = OPTION["gpu_transport"].default
-    mixed_precision: bool = OPTION["mixed_precision"].default
-    checkpoint_path: str | None = OPTION["checkpoint_path"].default
-    checkpoint_epochs: int = OPTION["checkpoint_epochs"].default
-    resume: bool = OPTION["resume"].default
-    max_restarts: int = OPTION["max_restarts"].default
-    verbose: int | str = OPTION["verbose"].default
-    warm_workers: int | str = OPTION["warm_workers"].default
     timeouts: Timeouts = field(default_factory=Timeouts)
     asynchronous: AsynchronousOptions = field(default_factory=AsynchronousOptions)
+    bucket_bytes: int | None = field(default_factory=_bucket_bytes)
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **options: Any) -> None: ...
 
     def __post_init__(self) -> None:
-        check_values(self, Scope.FIT)
+        settle(self, Scope.FIT, _names(Scope.FIT))
         if self.is_synchronous:
             self._refuse_options_of_servers()
         else:
@@ -149,6 +121,10 @@ class FitConfig:
         of_servers = {name: values.pop(name) for name in list(values) if OPTION[name].scope is Scope.SERVERS}
         timeouts = Timeouts.of(values.pop("timeouts", {}))
         return cls(**values, timeouts=timeouts, asynchronous=AsynchronousOptions(**of_servers))
+
+    def changed(self, **options: Any) -> FitConfig:
+        """Returns the same options but for some."""
+        return FitConfig(**{**vars(self), **options})
 
     def _refuse_options_of_servers(self) -> None:
         for option in options_of(Scope.SERVERS):
@@ -191,11 +167,11 @@ class FitConfig:
     @property
     def pushes_gradients(self) -> bool:
         """True if a parameter server's optimizer applies every step's gradient; otherwise workers push differences."""
-        return self.frequency == "batch" and ALGORITHMS[self.asynchronous.algorithm].pushes_gradients
+        return self.frequency == "batch" and self.asynchronous.algorithm_type.pushes_gradients
 
     def new_algorithm(self) -> Algorithm:
         """Returns the algorithm, which tells what the workers of an asynchronous fit push at the end of a window."""
-        return ALGORITHMS[self.asynchronous.algorithm](self.num_ranks, self.asynchronous.elasticity)
+        return self.asynchronous.algorithm_type(self.num_ranks, self.asynchronous.elasticity)
 
     def check_background_exchange(self) -> None:
         """Raises UnsupportedError where workers exchange in the background, and push no gradients."""

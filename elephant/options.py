@@ -1,8 +1,8 @@
 """Table of options: the one place that says what an option is called, what it may be, and what it is for.
 
 From it come the params of `elephant.spark.params`, the checks and defaults of `elephant.config`, the arguments of
-`elephant.SparkModel`, and the settings of jobs. An option is added here, and to `elephant.config.FitConfig` and the
-signature of `elephant.KerasEstimator`, which have it for type checkers; tests hold them, and the README, to the table.
+`elephant.SparkModel`, and the settings of jobs. An option is added here, and to the signature and the docstring of
+`elephant.KerasEstimator`, which type checkers and readers need; tests hold these, and the documentation, to the table.
 """
 
 from __future__ import annotations
@@ -10,15 +10,33 @@ from __future__ import annotations
 import enum
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, asdict, dataclass
 from typing import Any
 
-from elephant.algorithms import ALGORITHMS
-from elephant.errors import ConfigurationError, UnknownOptionError, did_you_mean
+from elephant.algorithms import ALGORITHMS, is_algorithm
+from elephant.errors import ConfigurationError, ElephantError, UnknownOptionError, did_you_mean
+from elephant.kinds import (
+    CALLBACKS,
+    CLASS_WEIGHT,
+    COLUMNS,
+    FUNCTION,
+    LABEL_COLUMNS,
+    NUMBER,
+    PATH,
+    SWITCH,
+    SWITCH_OR_AUTO,
+    TEXT,
+    WEIGHT_COLUMNS,
+    Kind,
+    count_or,
+    integer,
+    number,
+    one_of,
+    pairs,
+)
+from elephant.timeouts import Timeouts
 
-# Of class weights: all classes count alike.
-BALANCED = "balanced"
 MODES = ("synchronous", "asynchronous", "hogwild")
 _SHORT_MODES = {"sync": "synchronous", "async": "asynchronous"}
 
@@ -34,37 +52,22 @@ class Scope(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Range:
-    """Values that an option may have.
-
-    Args:
-        expected: What they are called in errors.
-        holds: Whether a value is one of them.
-    """
-
-    expected: str
-    holds: Callable[[Any], bool]
-
-
-@dataclass(frozen=True)
 class Option:
     """One thing that can be asked for.
 
     Args:
         name: In snake case.
-        type: Of its values, besides None where that is the default.
+        kind: Of its values, besides None where that is the default.
         default: None where it is not set, unless it is.
         scope: The part of the program that it belongs to.
-        range: Values that it may have; None allows all of the type.
         help: One line on what it is for.
         ranks_only: Why modes with a parameter server do not have it; empty where they do.
     """
 
     name: str
-    type: Any
+    kind: Kind
     default: Any
     scope: Scope
-    range: Range | None = None
     _: KW_ONLY
     help: str
     ranks_only: str = ""
@@ -78,55 +81,51 @@ class Option:
         """
         return re.sub("_(.)", lambda letter: letter[1].upper(), self.name)
 
-    def check(self, value: Any, name: str | None = None) -> None:
-        """Raises ConfigurationError for a value that it may not have.
+    @property
+    def type(self) -> Any:
+        """Type of its values, in signatures."""
+        return self.kind.type | None if self.default is None else self.kind.type
+
+    def value_of(self, given: Any, name: str | None = None) -> Any:
+        """Returns a value as Python has it, such as ``3`` for ``numpy.int64(3)``; None where that is the default.
 
         Args:
-            value: The value.
+            given: The value.
             name: What the user calls the option; None for its name.
+
+        Raises:
+            ConfigurationError: It may not have this value.
         """
-        if self.range is None or (value is None and self.default is None) or self.range.holds(value):
-            return
-        raise ConfigurationError(f"{name or self.name}: expected {self.range.expected}. Received: {value!r}.")
+        if given is None and self.default is None:
+            return None
+        try:
+            return self.kind.value_of(given)
+        except ElephantError:
+            raise
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(f"{name or self.name}: {error}") from None
 
 
-def to_columns(value: Any) -> str | list[str]:
-    """Returns one column name, or a list of them; raises TypeError for anything else."""
-    if isinstance(value, str) and value:
-        return value
-    if isinstance(value, Sequence) and value and all(isinstance(name, str) and name for name in value):
-        return list(value)
-    raise TypeError(f"expected a column name or a list of column names. Received: {value!r}.")
+def full_mode(mode: Any) -> Any:
+    """Returns the full name of a mode; anything else as it is, and a member of an enumeration as its value.
+
+    >>> full_mode("sync"), full_mode("async"), full_mode("hogwild")
+    ('synchronous', 'asynchronous', 'hogwild')
+    """
+    mode = getattr(mode, "value", mode)
+    return _SHORT_MODES.get(mode, mode) if isinstance(mode, str) else mode
 
 
-def to_columns_by_name(value: Any) -> dict[str, str | list[str]] | list[str]:
-    """Returns columns by the name of an input or output, or a list in their order; raises TypeError for the rest."""
-    if isinstance(value, Mapping) and value and all(isinstance(name, str) and name for name in value):
-        return {name: to_columns(columns) for name, columns in value.items()}
-    columns = to_columns(value)
-    if isinstance(columns, list):
-        return columns
-    raise TypeError(f"expected a dictionary of columns by name, or a list of columns. Received: {value!r}.")
+def _seconds(given: Any) -> dict[str, float]:
+    """Returns seconds by their names in `Timeouts`, of which it raises the errors."""
+    checked = asdict(Timeouts.of(given))
+    return {name: float(checked[name]) for name in (checked if isinstance(given, Timeouts) else given)}
 
 
-def to_weight_columns(value: Any) -> str | dict[str, str]:
-    """Returns a column name, or one by the name of each output; raises TypeError for anything else."""
-    names = list(value.values()) if isinstance(value, Mapping) else [value]
-    if names and all(isinstance(name, str) and name for name in names):
-        return {str(name): column for name, column in value.items()} if isinstance(value, Mapping) else str(value)
-    raise TypeError(f"expected a column name, or column names by the name of the output. Received: {value!r}.")
-
-
-def _is_count(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def _at_least(least: int, expected: str = "") -> Range:
-    return Range(expected or f"an integer of at least {least}", lambda value: value >= least)
-
-
-def _one_of(*names: str) -> Range:
-    return Range(f"one of {', '.join(names)}", lambda value: value in names)
+def _seconds_of_text(given: Any) -> dict[str, float]:
+    if isinstance(given, Mapping) and given:
+        return {name: NUMBER.read(seconds) for name, seconds in given.items()}
+    raise TypeError
 
 
 def _listed(names: Sequence[str], last: str) -> str:
@@ -139,157 +138,196 @@ def _listed(names: Sequence[str], last: str) -> str:
     return f"{', '.join(first)} {last} {end}" if first else end
 
 
-_ELASTIC = [name for name, algorithm in ALGORITHMS.items() if algorithm.is_elastic]
-_BYTES = _at_least(0, "bytes, or None to choose them")
-_POSITIVE = Range("a positive number", lambda value: value > 0 and math.isfinite(value))
-_SHARE = Range("in [0, 1)", lambda value: 0 <= value < 1)
-_INSIDE = Range("a number in (0, 1)", lambda value: 0 < value < 1)
-_SEED = Range("an integer in [0, 2**63)", lambda value: 0 <= value < 2**63)
-_PORT = Range("0, or a port of at most 65535", lambda value: 0 <= value <= 65535)
-_VERBOSITY = Range("0, 1, 2 or 'auto'", lambda value: value in (0, 1, 2, "auto"))
-_FREQUENCY = Range(
-    "'batch', 'epoch' or an integer of at least 1", lambda value: value in ("batch", "epoch") or _is_count(value, 1)
-)
-_SWITCH_OR_AUTO = Range("True, False or 'auto'", lambda value: value is True or value is False or value == "auto")
-_COUNT_OR_AUTO = Range("'auto' or an integer of at least 0", lambda value: value == "auto" or _is_count(value, 0))
-
 INPUT, LABEL, ROWS, FIT, SERVERS = Scope
+_ELASTIC = [name for name, algorithm in ALGORITHMS.items() if algorithm.is_elastic]
+_MODE = one_of(*MODES, convert=full_mode)
+_COUNT = integer(1)
+_POSITIVE = number("a positive number", lambda value: 0 < value < math.inf)
+_SHARE = number("in [0, 1)", lambda value: 0 <= value < 1)
+_ALGORITHM = Kind(
+    str,
+    f"one of {', '.join(ALGORITHMS)}, of which {_listed(_ELASTIC, 'and')} may have a moving rate in (0, 1) behind a "
+    f"colon, such as '{_ELASTIC[0]}:0.3'",
+    TEXT.convert,
+    is_algorithm,
+)
+_SECONDS = number("zero or more seconds", lambda value: value >= 0)
+_SEED = integer(0, "an integer in [0, 2**63)", most=2**63 - 1)
+_PORT = integer(0, "0, or a port of at most 65535", most=65535)
+_VERBOSITY = count_or("auto", expected="0, 1, 2 or 'auto'", holds=lambda value: value in (0, 1, 2))
+_FREQUENCY = count_or(
+    "batch",
+    "epoch",
+    expected="'batch', 'epoch' or an integer of at least 1",
+    holds=lambda value: value >= 1,
+    written="batch, epoch or a number of steps",
+)
+_TIMEOUTS = Kind(
+    dict,
+    "seconds by name",
+    _seconds,
+    written="pairs such as name=seconds",
+    parse=_seconds_of_text,
+    gather=pairs,
+)
 # A table: one or two lines of help below the line of an option.
 # fmt: off
 OPTIONS = (
-    Option("features_col", str | list, "features", INPUT,
-           help="features: one column (array of numbers, ml vector, number), or numeric columns that make one vector"),
-    Option("input_cols", dict | list, None, INPUT,
-           help="for models with several inputs: columns by the name of the input, or a list in their order"),
-    Option("prediction_col", str, "prediction", INPUT,
+    Option("features_col", COLUMNS, "features", INPUT,
+           help="features: one column (array of numbers, ml vector, number), or numeric columns that make one vector; "
+           "for several inputs, columns by the name of the input, or a list in their order"),
+    Option("prediction_col", TEXT, "prediction", INPUT,
            help="column to add: the class (cross-entropy losses) or the value (one output unit) as double, else an "
            "array"),
-    Option("probability_col", str, "probability", INPUT,
+    Option("probability_col", TEXT, "probability", INPUT,
            help="column to add for classifiers: the classes' probabilities as an ml vector"),
-    Option("preprocessing", Callable, None, INPUT,
-           help="a function from a batch, a dictionary of columns, to what the model takes; runs on the workers"),
-    Option("inference_batch_size", int, None, INPUT,
+    Option("preprocessing", FUNCTION, None, INPUT,
+           help="a function from a batch, a dictionary of columns, to what the model takes; runs on the workers, once, "
+           "or for every batch where it takes a random generator"),
+    Option("inference_batch_size", _COUNT, None, INPUT,
            help="rows that transform and evaluate put through the model at a time; not set means 1024, more where "
            "rows are small, and fewer where they are large"),
-    Option("label_col", str | list, "label", LABEL,
+    Option("label_col", LABEL_COLUMNS, "label", LABEL,
            help="label: one column (number, boolean, array of numbers, ml vector), or numeric columns that make one "
-           "vector; None for models that train without"),
-    Option("label_cols", dict | list, None, LABEL,
-           help="for models with several outputs: columns by the name of the output, or a list in their order"),
-    Option("weight_col", str | dict, None, LABEL,
+           "vector; for several outputs, columns by the name of the output, or a list in their order; None for models "
+           "that train without"),
+    Option("weight_col", WEIGHT_COLUMNS, None, LABEL,
            help="sample weights: a column of numbers, or of arrays with one for each token or pixel, or one by "
            "the name of each output; not set means 1 for every row"),
-    Option("validation_indicator_col", str, None, ROWS,
+    Option("validation_indicator_col", TEXT, None, ROWS,
            help="a column of booleans, or of 0 and 1: true keeps the row for validation; not set means "
            "validationFraction"),
-    Option("class_weight", dict | str, None, ROWS,
+    Option("class_weight", CLASS_WEIGHT, None, ROWS,
            help="weights by class, which weigh the loss of rows in training, or 'balanced', which counts the labels "
            "for them; not set weighs all alike"),
-    Option("callbacks", list, (), ROWS,
+    Option("callbacks", CALLBACKS, (), ROWS,
            help="Keras callbacks, or one; those that look at epochs alone and decide nothing run on the driver"),
-    Option("driver_callbacks", list, (), ROWS,
+    Option("driver_callbacks", CALLBACKS, (), ROWS,
            help="more Keras callbacks, or one, which run on the driver whatever they look at; listeners, "
            "elephant.FitListener"),
-    Option("events_path", str, None, ROWS,
-           help="a folder, on any file system that Spark or fsspec reaches, for a file of each fit's events; not set "
-           "writes none"),
-    Option("trace_path", str, None, ROWS,
-           help="a folder, on any file system that Spark or fsspec reaches, for a trace of each fit that Perfetto "
-           "opens; not set makes none"),
-    Option("cache_preprocessing", bool, True, ROWS,
-           help="whether preprocessing runs once and its result is kept, or again in every epoch"),
-    Option("augmentation", Callable, None, ROWS,
+    Option("events_path", PATH, None, ROWS,
+           help="a folder, on any file system that Spark or fsspec reaches, for a file of each fit's events, and with "
+           "spark.elephant.trace its trace; not set writes none"),
+    Option("augmentation", FUNCTION, None, ROWS,
            help="a function from a batch and a random generator to a batch, for every training batch of every epoch"),
-    Option("mode", str, "synchronous", FIT, _one_of(*MODES),
+    Option("mode", _MODE, "synchronous", FIT,
            help="how workers train together: 'synchronous' ('sync'), or with a parameter server 'asynchronous' "
            "('async') or 'hogwild' (asynchronous without locks)"),
-    Option("num_workers", int, 1, FIT, _at_least(1),
+    Option("num_workers", _COUNT, 1, FIT,
            help="workers, each one Spark task (>= 1); of a barrier stage in synchronous mode"),
-    Option("epochs", int, 1, FIT, _at_least(1),
+    Option("epochs", _COUNT, 1, FIT,
            help="passes over the training rows (>= 1)"),
-    Option("batch_size", int, 32, FIT, _at_least(1),
+    Option("batch_size", _COUNT, 32, FIT,
            help="rows per worker and step (>= 1): a synchronous step trains on numWorkers times as many"),
-    Option("validation_fraction", float, 0.0, FIT, _SHARE,
+    Option("validation_fraction", _SHARE, 0.0, FIT,
            help="share of the rows kept for validation, in [0, 1)"),
-    Option("shuffle", bool, True, FIT,
+    Option("shuffle", SWITCH, True, FIT,
            help="whether each worker draws its rows in a new order every epoch"),
-    Option("seed", int, 0, FIT, _SEED,
+    Option("seed", _SEED, 0, FIT,
            help="source of the row order, the validation split and the workers' random state"),
-    Option("learning_rate", float, None, FIT, _POSITIVE,
+    Option("learning_rate", _POSITIVE, None, FIT,
            help="replaces the learning rate that the model was compiled with; not set keeps it"),
-    Option("scale_learning_rate", bool, False, FIT, ranks_only="no global batch: every push is one worker's own",
+    Option("scale_learning_rate", SWITCH, False, FIT, ranks_only="no global batch: every push is one worker's own",
            help="whether to multiply the learning rate by numWorkers, as larger global batches may want"),
-    Option("frequency", str | int, "batch", FIT, _FREQUENCY,
+    Option("frequency", _FREQUENCY, "batch", FIT,
            help="'batch' exchanges gradients each step; an integer k or 'epoch' exchanges weights, every k steps or "
            "each epoch"),
-    Option("compression", str, None, FIT,
+    Option("compression", TEXT, None, FIT,
            help="how gradients are encoded where they cross hosts: 'bfloat16', 'float16', 'int8', 'topk', 'powersgd'; "
            "not set sends them as they are"),
-    Option("bucket_bytes", int, None, FIT, _BYTES, ranks_only="no allreduce to bundle gradients for",
-           help="bytes of gradients that travel together while the next are computed; not set chooses, 0 makes one "
-           "bucket"),
-    Option("sync_batch_norm", bool, False, FIT, ranks_only="no step in which all workers' rows meet",
+    Option("sync_batch_norm", SWITCH, False, FIT, ranks_only="no step in which all workers' rows meet",
            help="whether batch normalization uses the statistics of all workers' rows"),
-    Option("allow_batch_coupled_loss", bool, False, FIT, ranks_only="no loss of several workers' rows",
+    Option("allow_batch_coupled_loss", SWITCH, False, FIT, ranks_only="no loss of several workers' rows",
            help="whether a loss may couple the rows of a batch; each worker computes it on its own rows"),
-    Option("cache", str, "disk", FIT, _one_of("disk", "memory"),
+    Option("cache", one_of("disk", "memory"), "disk", FIT,
            help="where a worker keeps its rows: 'disk', memory-mapped, or 'memory'"),
-    Option("steps_per_epoch", int, None, FIT, _at_least(1),
+    Option("steps_per_epoch", _COUNT, None, FIT,
            help="steps of an epoch (>= 1), which goes on in the rows where the last one ended; not set means all rows"),
-    Option("bucket_by_length", bool, False, FIT,
+    Option("bucket_by_length", SWITCH, False, FIT,
            help="whether batches are made of sequences of like length, so that little is padded"),
-    Option("use_gpu", bool | str, "auto", FIT, _SWITCH_OR_AUTO,
+    Option("use_gpu", SWITCH_OR_AUTO, "auto", FIT,
            help="True demands GPUs, False hides them, 'auto' takes those that there are"),
-    Option("gpus_per_worker", int, 1, FIT, _at_least(1),
+    Option("gpus_per_worker", _COUNT, 1, FIT,
            help="GPUs of each worker (>= 1), each of which is one rank; the worker's rows and batches are divided"),
-    Option("gpu_resource", str, "gpu", FIT,
-           help="what Spark calls GPUs, as in spark.executor.resource.NAME.amount"),
-    Option("gpu_transport", str, "auto", FIT, _one_of("auto", "host", "nccl"), ranks_only="no allreduce to run on GPUs",
+    Option("gpu_transport", one_of("auto", "host", "nccl"), "auto", FIT, ranks_only="no allreduce to run on GPUs",
            help="how GPUs reduce gradients: 'host', or on PyTorch and JAX 'nccl'; 'auto' takes nccl on PyTorch where "
            "all workers share a host"),
-    Option("mixed_precision", bool, False, FIT,
+    Option("mixed_precision", SWITCH, False, FIT,
            help="whether workers compute in 16 bits where the model's layers leave that open"),
-    Option("checkpoint_path", str, None, FIT,
+    Option("checkpoint_path", PATH, None, FIT,
            help="a folder, on any file system that Spark or fsspec reaches, for checkpoints; not set makes none"),
-    Option("checkpoint_epochs", int, 1, FIT, _at_least(1),
+    Option("checkpoint_epochs", _COUNT, 1, FIT,
            help="epochs between two checkpoints (>= 1)"),
-    Option("resume", bool, False, FIT,
+    Option("resume", SWITCH, False, FIT,
            help="whether to go on from the last checkpoint in checkpointPath, where there is one"),
-    Option("max_restarts", int, 0, FIT, _at_least(0),
+    Option("max_restarts", integer(0), 0, FIT,
            help="how often a fit that lost a worker is started again, from its last checkpoint (>= 0)"),
-    Option("warm_workers", int | str, "auto", FIT, _COUNT_OR_AUTO,
-           help="processes that have imported Keras and wait on each executor for the next fit, at most; 0 for none; "
-           "'auto' is what spark.elephant.warmWorkers says, or else 2"),
-    Option("timeouts", dict, None, FIT,
+    Option("timeouts", _TIMEOUTS, None, FIT,
            help="how long waits may last: elephant.config.Timeouts, or seconds by its names; not set: its defaults"),
-    Option("verbose", int | str, 1, FIT, _VERBOSITY,
+    Option("verbose", _VERBOSITY, 1, FIT,
            help="0 silent, 1 or 'auto' plan, a live line of progress and a table of epochs, 2 without the live line"),
-    Option("algorithm", str, "downpour", SERVERS, _one_of(*ALGORITHMS),
-           help=f"asynchronous modes: what workers push: {_listed([*ALGORITHMS], 'or')}"),
-    Option("elasticity", float, None, SERVERS, _INSIDE,
-           help=f"asynchronous modes: moving rate of {_listed(_ELASTIC, 'and')}, in (0, 1); not set means "
+    Option("algorithm", _ALGORITHM, "downpour", SERVERS,
+           help=f"asynchronous modes: what workers push: {_listed([*ALGORITHMS], 'or')}; "
+           f"{_listed(_ELASTIC, 'and')} may name their moving rate, as in '{_ELASTIC[0]}:0.3', which is else "
            "0.9 / numWorkers"),
-    Option("max_staleness", int, None, SERVERS, _at_least(0),
+    Option("max_staleness", integer(0), None, SERVERS,
            help="asynchronous modes: steps that a worker may be ahead of the slowest live one (>= 0); not set means "
            "no limit"),
-    Option("background_exchange", bool, False, SERVERS,
+    Option("background_exchange", SWITCH, False, SERVERS,
            help="asynchronous modes: whether a worker computes a step while the exchange of the last one goes on"),
-    Option("parameter_servers", int, 1, SERVERS, _at_least(1),
+    Option("parameter_servers", _COUNT, 1, SERVERS,
            help="asynchronous modes: processes that the weights are divided over (>= 1)"),
-    Option("server_placement", str, "driver", SERVERS, _one_of("driver", "executors"),
+    Option("server_placement", one_of("driver", "executors"), "driver", SERVERS,
            help="asynchronous modes: where parameter servers run: 'driver' or 'executors'"),
-    Option("port", int, 0, SERVERS, _PORT,
+    Option("port", _PORT, 0, SERVERS,
            help="asynchronous modes: the first parameter server's port, others take the next ones; 0 takes free ones"),
-    Option("snapshot_seconds", float, 30.0, SERVERS, _at_least(0, "zero or more seconds"),
+    Option("snapshot_seconds", _SECONDS, 30.0, SERVERS,
            help="asynchronous modes: seconds between two snapshots, from which a lost server comes back; 0 makes none "
            "by time"),
-    Option("snapshot_updates", int, 0, SERVERS, _at_least(0, "zero or more"),
-           help="asynchronous modes: updates between two snapshots; 0 makes none by count"),
-    Option("max_refused_updates", int, 100, SERVERS, _at_least(0, "zero or more"),
-           help="asynchronous modes: updates with NaN or infinity that are refused before the fit is given up"),
 )
 # fmt: on
 OPTION = {option.name: option for option in OPTIONS}
+
+# Options that there are no more, and what to do instead. Names in braces are shown as the user writes options.
+REMOVED = {
+    "input_cols": "{features_col} takes the columns of several inputs, by the name of the input or as a list in their "
+    "order.",
+    "label_cols": "{label_col} takes the columns of several outputs, by the name of the output or as a list in their "
+    "order.",
+    "snapshot_updates": "{snapshot_seconds} says how often a server makes a snapshot.",
+    "max_refused_updates": "A fit is given up after 100 updates with NaN or infinity: leave it out.",
+    "bucket_bytes": "The network is measured and the length chosen: leave it out. The variable ELEPHANT_BUCKET_BYTES "
+    "of the driver's environment sets it, and 0 makes one bucket.",
+    "gpu_resource": "What Spark calls GPUs is a setting of the cluster: spark.elephant.gpuResource.",
+    "cache_preprocessing": "{preprocessing} runs in every epoch where it takes a random generator, and once where it "
+    "takes none: leave it out, or draw in {augmentation}.",
+    "warm_workers": "How many processes wait for the next fit is a setting of the cluster: spark.elephant.warmWorkers.",
+    "trace_path": "The trace of a fit lies beside its events: set {events_path}, and spark.elephant.trace=true.",
+    "elasticity": "{algorithm} has it behind a colon, such as 'aeasgd:0.3'.",
+}
+
+
+def key_of(name: str) -> str:
+    """Returns a name as job files have it.
+
+    >>> key_of("syncBatchNorm"), key_of("sync_batch_norm")
+    ('sync-batch-norm', 'sync-batch-norm')
+    """
+    return re.sub(r"([A-Z])", r"-\1", name).lower().replace("_", "-")
+
+
+def remedy_for(name: str) -> str:
+    """Returns the remedy for an option that there is no more: what to do instead. Empty for all other names.
+
+    >>> remedy_for("inputCols")[:40], remedy_for("input-cols")[:40], remedy_for("epochs")
+    (' featuresCol takes the columns of severa', ' features-col takes the columns of sever', '')
+    """
+    snake = key_of(name.lstrip("-")).replace("-", "_")
+    if snake not in REMOVED:
+        return ""
+    in_words = {option.name: key_of(option.name) if "-" in name else option.name for option in OPTIONS}
+    in_params = {option.name: option.param for option in OPTIONS}
+    return " " + REMOVED[snake].format_map(in_words if {"-", "_"} & set(name) else in_params)
 
 
 def options_of(*scopes: Scope) -> tuple[Option, ...]:
@@ -314,20 +352,6 @@ class Pair:
     message: Callable[[Any], str]
 
 
-def _either(one: str, several: str) -> Pair:
-    """Returns the rule that columns are named in one of two ways; a default is what nobody has asked for."""
-    first, second = OPTION[one], OPTION[several]
-    return Pair(
-        several,
-        second.scope,
-        lambda given: getattr(given, several) is None or getattr(given, one) in (None, first.default),
-        lambda given: (
-            f"{first.param} not to be set, which names the one column. Received: "
-            f"{first.param}={getattr(given, one)!r} beside {second.param}={getattr(given, several)!r}."
-        ),
-    )
-
-
 def _excludes_nccl(name: str, holds: Callable[[Any], bool], expected: str) -> Pair:
     """Returns the rule that NCCL goes with some values alone of another option."""
     return Pair(
@@ -347,10 +371,7 @@ _NCCL_PAIRS = (
     _excludes_nccl("use_gpu", lambda use_gpu: use_gpu is not False, "use_gpu=True or 'auto'"),
 )
 
-# Of each of these, one names columns in the place of the other.
-COLUMN_CHOICES = (("features_col", "input_cols"), ("label_col", "label_cols"))
 PAIRS = (
-    *(_either(one, several) for one, several in COLUMN_CHOICES),
     *_NCCL_PAIRS,
     Pair(
         "validation_fraction",
@@ -359,16 +380,6 @@ PAIRS = (
         lambda given: (
             "0 because validationIndicatorCol already chooses the validation rows. "
             f"Received: {given.validation_fraction!r}."
-        ),
-    ),
-    Pair(
-        "elasticity",
-        SERVERS,
-        lambda given: given.elasticity is None or given.is_elastic,
-        lambda given: (
-            f"algorithm={_listed(_ELASTIC, 'or')}, whose workers are drawn to the servers' weights. Received: "
-            f"elasticity={given.elasticity!r} with algorithm={given.algorithm!r}. Leave elasticity out, or change the "
-            "algorithm."
         ),
     ),
     Pair(
@@ -407,35 +418,29 @@ PAIRS = (
 )
 
 
-def check_values(given: object, scope: Scope) -> None:
-    """Raises ConfigurationError for a value of a scope's options that is out of its range, or for a pair.
+def settle(given: object, scope: Scope, names: Iterable[str]) -> None:
+    """Gives a frozen object the values of a scope's options as Python has them.
 
     Args:
         given: What has the values by the options' names.
         scope: The scope.
+        names: Of those options that it has as the table has them.
+
+    Raises:
+        ConfigurationError: A value is out of its range, or a pair of them excludes each other.
     """
-    for option in options_of(scope):
-        option.check(getattr(given, option.name))
+    for name in names:
+        object.__setattr__(given, name, OPTION[name].value_of(getattr(given, name)))
     check_pairs(given, scope)
 
 
 def check_pairs(given: object, scope: Scope) -> None:
-    """Raises ConfigurationError for values of a scope's options that exclude each other; see `check_values`."""
+    """Raises ConfigurationError for values of a scope's options that exclude each other."""
     for pair in PAIRS:
         if pair.scope is scope and not pair.holds(given):
             # Those that a fit does not have, users know as Spark's params alone.
             name = pair.name if scope in (FIT, SERVERS) else OPTION[pair.name].param
             raise ConfigurationError(f"{name}: expected {pair.message(given)}")
-
-
-def full_mode(mode: Any) -> Any:
-    """Returns the full name of a mode; anything else as it is, and a member of an enumeration as its value.
-
-    >>> full_mode("sync"), full_mode("async"), full_mode("hogwild")
-    ('synchronous', 'asynchronous', 'hogwild')
-    """
-    mode = getattr(mode, "value", mode)
-    return _SHORT_MODES.get(mode, mode) if isinstance(mode, str) else mode
 
 
 def refuse_unknown(
@@ -457,5 +462,5 @@ def refuse_unknown(
     """
     for name in given:
         if name not in known:
-            hint = (explained or {}).get(name) or did_you_mean(name, known)
+            hint = (explained or {}).get(name) or remedy_for(name) or did_you_mean(name, known)
             raise UnknownOptionError(f"{caller} has no {noun} {name!r}.{hint} Known: {', '.join(known)}.")

@@ -37,7 +37,7 @@ _OPTIONS = tuple(
     option.name
     for option in options_of(FIT)
     if option.name not in (*_ARGUMENTS, "mode", "validation_fraction", "max_restarts", "resume")
-    and not option.name.startswith(("checkpoint_", "gpu", "use_gpu", "warm_"))
+    and not option.name.startswith(("checkpoint_", "gpu", "use_gpu"))
 )
 
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from network_namespaces import Network, NetworkUnavailableError
 from rank_pool import WORLD, RankPool
+from warm_ranks import end_servers, forked_ranks
 
 # Java processes of tests live for seconds: what the second compiler does for them comes too late, and takes a quarter
 # of the processors. Java tells of it in a line of its own, on standard error.
@@ -32,6 +33,21 @@ def rank_pool():
     pool.run(int, [()] * WORLD)
     yield pool
     pool.close()
+
+
+@pytest.fixture(scope="session")
+def servers_folder(tmp_path_factory):
+    """Where servers that fork ranks have their files."""
+    folder = tmp_path_factory.mktemp("servers")
+    yield folder
+    end_servers(folder)
+
+
+@pytest.fixture
+def warm_ranks(servers_folder):
+    """Ranks of `fit_local` are forked: two fresh processes would import Keras for each fit."""
+    with forked_ranks(servers_folder):
+        yield
 
 
 @pytest.fixture

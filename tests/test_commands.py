@@ -43,6 +43,10 @@ _OTHERS = {"pip", "docker", "curl", "venv-pack"}
 # input is a list of words: a file or a module behind -m, and its arguments.
 _READER = """
 import argparse, json, runpy, sys
+from unittest import mock
+
+# Their imports take seconds, and no parser needs them.
+sys.modules.update(keras=mock.MagicMock(), tensorflow=mock.MagicMock())
 
 class Read(BaseException):
     pass

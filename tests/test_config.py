@@ -28,7 +28,7 @@ from elephant.errors import ConfigurationError
         ({"gpu_transport": "nccl", "compression": "int8"}, "gpu_transport: expected no compression .*='int8'"),
         ({"gpu_transport": "nccl", "use_gpu": False}, "gpu_transport: expected use_gpu=True or 'auto' .*=False"),
         ({"resume": True}, "resume: expected checkpoint_path, .* Received: None"),
-        ({"mode": "sync"}, "mode: expected one of synchronous, asynchronous, hogwild. Received: 'sync'"),
+        ({"mode": "both"}, "mode: expected one of synchronous, asynchronous, hogwild. Received: 'both'"),
     ],
 )
 def test_config_when_a_value_is_out_of_range_then_says_so(options, message):
@@ -47,7 +47,6 @@ def test_config_when_workers_have_several_gpus_then_each_is_a_rank_with_its_part
     [
         {"sync_batch_norm": True},
         {"allow_batch_coupled_loss": True},
-        {"bucket_bytes": 0},
         {"scale_learning_rate": True},
         {"gpu_transport": "nccl"},
     ],
@@ -68,17 +67,33 @@ def test_config_when_an_option_of_servers_is_given_without_them_then_says_so():
     ("options", "message"),
     [
         ({"algorithm": "easgd"}, "algorithm: expected one of downpour, .* Received: 'easgd'"),
-        ({"elasticity": 0.5}, "elasticity: expected algorithm='aeasgd' or 'eamsgd'.* algorithm='downpour'"),
-        ({"elasticity": 1.5, "algorithm": "aeasgd"}, "elasticity: expected a number in"),
+        ({"algorithm": "adag:0.5"}, "algorithm: expected .* 'aeasgd' and 'eamsgd' may have a moving rate.*'adag:0.5'"),
+        ({"algorithm": "aeasgd:1.5"}, r"algorithm: expected .* a moving rate in \(0, 1\) .* Received: 'aeasgd:1.5'"),
+        ({"algorithm": "aeasgd:fast"}, "algorithm: expected .*, such as 'aeasgd:0.3'. Received: 'aeasgd:fast'"),
         ({"max_staleness": -1}, "max_staleness: expected an integer of at least 0"),
         ({"parameter_servers": 0}, "parameter_servers: expected an integer of at least 1"),
         ({"server_placement": "moon"}, "server_placement: expected one of driver, executors"),
         ({"port": 65535, "parameter_servers": 2}, "port: expected 0, or a port of at most 65534"),
         ({"snapshot_seconds": -1.0}, "snapshot_seconds: expected zero or more"),
-        ({"max_refused_updates": -1}, "max_refused_updates: expected zero or more"),
     ],
     ids=str,
 )
 def test_options_of_servers_when_they_cannot_work_then_say_so(options, message):
     with pytest.raises(ConfigurationError, match=message):
         AsynchronousOptions(**options)
+
+
+def test_bucket_bytes_when_the_environment_has_them_then_are_those_of_the_fit(monkeypatch):
+    assert FitConfig().bucket_bytes is None
+    monkeypatch.setenv("ELEPHANT_BUCKET_BYTES", "64")
+    assert FitConfig.of({"epochs": 2}).bucket_bytes == 64
+    monkeypatch.setenv("ELEPHANT_BUCKET_BYTES", "-1")
+    with pytest.raises(ConfigurationError, match="ELEPHANT_BUCKET_BYTES: expected an integer of at least 0"):
+        FitConfig()
+
+
+def test_algorithm_when_it_names_a_moving_rate_then_workers_move_by_it():
+    config = FitConfig(mode="async", num_workers=3, asynchronous=AsynchronousOptions(algorithm="eamsgd:0.25"))
+    assert config.new_algorithm().elasticity == 0.25
+    usual = FitConfig(mode="async", num_workers=3, asynchronous=AsynchronousOptions(algorithm="eamsgd"))
+    assert usual.new_algorithm().elasticity == pytest.approx(0.3)

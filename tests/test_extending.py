@@ -152,7 +152,7 @@ ADDITIONS = {
 import numpy as np
 from elephant.compression import CODECS
 from elephant.options import OPTION
-OPTION["compression"].check("signs")
+OPTION["compression"].value_of("signs")
 codec = CODECS["signs"].make(3)
 data, out = np.empty(codec.encoded_bytes(3), np.uint8), np.empty(3, np.float32)
 codec.encode(np.array([1.0, -2.0, 3.0], np.float32), data, offset=0)
@@ -166,9 +166,30 @@ assert out.tolist() == [2.0, -2.0, 2.0], out
 import numpy as np
 from elephant.algorithms import ALGORITHMS
 from elephant.options import OPTION
-OPTION["algorithm"].check("half")
+OPTION["algorithm"].value_of("half")
 assert "half" in OPTION["algorithm"].help
 assert ALGORITHMS["half"](2).update(np.array([3.0]), np.array([1.0]), 1).tolist() == [1.0]
+""",
+    ),
+    "option": Addition(
+        (
+            Edit("elephant/options.py",
+                 '    Option("grace_steps", integer(0), 2, FIT,\n'
+                 '           help="steps before anything is measured (>= 0)"),\n',
+                 '           help="passes over the training rows (>= 1)"),\n'),
+            Edit("elephant/spark/estimator.py", "        graceSteps: int = 2,\n", "        epochs: int = 1,\n"),
+            Edit("elephant/spark/estimator.py", "        graceSteps: Steps before anything is measured.\n",
+                 "        epochs: Passes over the training rows.\n"),
+            Edit("docs/params.md", "| `graceSteps` | steps before anything is measured (>= 0) | `2` |\n",
+                 "| `epochs` | passes over the training rows (>= 1) | `1` |\n"),
+        ),
+        """
+import numpy as np
+from elephant.config import FitConfig
+from elephant.jobs.settings import TRAIN, settings_of
+from elephant.jobs.submission import read_settings
+assert (FitConfig().grace_steps, FitConfig(grace_steps=np.int64(3)).grace_steps) == (2, 3)
+assert read_settings("train.py", "", settings_of(TRAIN), ["--grace-steps", "4"]) == {"graceSteps": 4}
 """,
     ),
     "check": Addition(
@@ -205,7 +226,7 @@ with tempfile.TemporaryDirectory() as folder:
     ),
 }  # fmt: skip
 # Of each addition, the places that the page names.
-EDITS = {"codec": 2, "algorithm": 1, "check": 1, "file format": 3}
+EDITS = {"codec": 2, "algorithm": 1, "option": 4, "check": 1, "file format": 3}
 
 
 def run(root, *command):
@@ -216,7 +237,8 @@ def run(root, *command):
 
 @pytest.mark.parametrize("name", ADDITIONS)
 def test_addition_when_made_as_the_page_says_then_takes_so_many_edits_and_works(tmp_path, name):
-    shutil.copytree(ROOT / "elephant", tmp_path / "elephant", ignore=LEFT_OUT)
+    for folder in ("elephant", "docs"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=LEFT_OUT)
     for edit in ADDITIONS[name].edits:
         edit.make(tmp_path)
     assert len(ADDITIONS[name].edits) == EDITS[name]

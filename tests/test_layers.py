@@ -31,6 +31,8 @@ LAYERS = [
     {"net"},
     {"config"},
     {"options"},
+    {"timeouts"},
+    {"kinds"},
     {"algorithms", "errors"},
 ]
 NAMED = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -53,6 +55,8 @@ FORBIDDEN = {
             "net",
             "config",
             "options",
+            "timeouts",
+            "kinds",
             "algorithms",
             "errors",
         ),

@@ -72,12 +72,13 @@ class Rounds(keras.callbacks.Callback):
         open(os.path.join(self.folder, f"{collective.rank()}-{epoch}"), "x").close()
 
 
-def test_fit_local_when_compared_with_one_process_of_keras_then_has_its_weights_and_history(tmp_path):
+def test_fit_local_when_compared_with_one_process_of_keras_then_has_its_weights_and_history(tmp_path, monkeypatch):
+    monkeypatch.setenv("ELEPHANT_BUCKET_BYTES", "64")
     data = classifier_data(40)
     model = regression_model(keras.optimizers.Adam(0.5), metrics=["mae"])
     before = model.get_weights()
     history, trained = fit_local(
-        model, data["features"], data["label"], epochs=3, batch_size=20, learning_rate=0.05, bucket_bytes=64,
+        model, data["features"], data["label"], epochs=3, batch_size=20, learning_rate=0.05,
         callbacks=[Rounds(str(tmp_path))],
     )  # fmt: skip
     model.optimizer.learning_rate = 0.05

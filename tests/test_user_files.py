@@ -2,6 +2,7 @@
 
 import functools
 import os
+import shutil
 from pathlib import Path
 
 import keras
@@ -12,7 +13,6 @@ from keras_reference import classifier_data, regression_model
 from elephant import collective, testing
 from elephant.errors import WorkerFailure
 from elephant.storage.user_files import make_folder, put_down, taken_files
-from elephant.task.specs import TaskSpec
 
 
 def content_of(folder):
@@ -84,12 +84,20 @@ class Writer(keras.callbacks.Callback):
             raise ValueError("mine")
 
 
+@pytest.fixture(scope="module")
+def own_folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("driver")
+
+
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(own_folder, monkeypatch, warm_ranks):
     """The driver's folder; ranks have folders of their own, as they have on executors."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(testing, "TaskSpec", functools.partial(TaskSpec, brings_files=True))
-    return tmp_path
+    # One for all tests: a server forks for those alone that work where it does.
+    monkeypatch.chdir(own_folder)
+    monkeypatch.setattr(testing, "TaskSpec", functools.partial(testing.TaskSpec, brings_files=True))
+    yield own_folder
+    for path in own_folder.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def fit(callback, **options):

@@ -126,7 +126,7 @@ model.compile(keras.optimizers.Adam(0.003), "sparse_categorical_crossentropy", m
 # %%
 estimator = KerasEstimator(
     model=model,
-    inputCols=["content", "path"],
+    featuresCol=["content", "path"],
     preprocessing=decoded,
     augmentation=flipped,
     numWorkers=2,

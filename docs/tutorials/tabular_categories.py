@@ -104,7 +104,7 @@ print([layer.vocabulary_size() for layer in model.layers if isinstance(layer, la
 
 # %%
 model.compile(keras.optimizers.Adam(0.01), "binary_crossentropy", metrics=["accuracy"])
-estimator = KerasEstimator(model=model, inputCols=inputs, numWorkers=2, epochs=6, validationFraction=0.1)
+estimator = KerasEstimator(model=model, featuresCol=inputs, numWorkers=2, epochs=6, validationFraction=0.1)
 fitted = estimator.fit(train)
 #     epoch  seconds  accuracy      loss  val_accuracy  val_loss
 #       1/6      1.9    0.8621    0.4473         0.943    0.2428

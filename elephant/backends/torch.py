@@ -256,8 +256,8 @@ class _EarlyBuckets:
             return
         if any(position in positions for positions in buckets[: self._sent]):
             raise UnsupportedError(
-                "bucketBytes: expected a step that adds to each gradient once. Received: one that adds to a "
-                "gradient that has left for the other ranks. Set bucketBytes=0."
+                "ELEPHANT_BUCKET_BYTES: expected a step that adds to each gradient once. Received: one that adds to a "
+                "gradient that has left for the other ranks. Set it to 0 in the driver's environment."
             )
         self._arrived[position] = value.grad
         while self._sent < len(buckets) and self._arrived.keys() >= set(buckets[self._sent]):

@@ -20,8 +20,9 @@ from elephant.cluster.session import require_master
 from elephant.config import Timeouts
 from elephant.errors import ClusterError, ConfigurationError, short_text
 from elephant.jobs.inputs import estimator_of, read_rows, require_code
-from elephant.jobs.settings import INTEGER, SPARK_OPTIONS, SWITCH, TEXT, TRAIN, Setting, SettingType, settings_of
+from elephant.jobs.settings import TRAIN, Setting, settings_of
 from elephant.jobs.submission import json_line, leave_out_warnings, line_of, read_settings, require_one
+from elephant.kinds import SPARK_OPTIONS, SWITCH, TEXT, Kind, integer
 from elephant.options import OPTION
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ _RUN_S, _FIRST_STEPS, _MOST_GROWTH = 60.0, 5, 200
 _LEFT_OUT = {
     "output", "saveMode", "numWorkers", "epochs", "stepsPerEpoch", "checkpointPath", "checkpointEpochs", "resume",
     "maxRestarts", "validationFraction", "validationIndicatorCol", "callbacks", "driverCallbacks", "eventsPath",
-    "tracePath", "verbose",
+    "verbose",
 }  # fmt: skip
 _WIDTH = 140
 
@@ -58,9 +59,9 @@ SETTINGS = (
     Setting("master", TEXT, "a Spark master, such as spark://host:7077; executors of this machine without one"),
     Setting("remote", TEXT, "a Spark Connect server, such as sc://host:15002, instead of --master"),
     Setting("conf", SPARK_OPTIONS, "a Spark setting, such as spark.task.cpus=4"),
-    Setting("workers", SettingType("numbers such as 1,2,4", _counts), "of each run: powers of two up to the slots"),
-    Setting("steps", INTEGER, "of an epoch; as many as make a run of about a minute"),
-    Setting("repeats", INTEGER, f"epochs of each run that count ({DEFAULT_REPEATS})"),
+    Setting("workers", Kind(list, "numbers such as 1,2,4", _counts), "of each run: powers of two up to the slots"),
+    Setting("steps", integer(1), "of an epoch; as many as make a run of about a minute"),
+    Setting("repeats", integer(1), f"epochs of each run that count ({DEFAULT_REPEATS})"),
     Setting("strong", SWITCH, "divide batchSize by the workers, in place of one batchSize for each"),
     Setting("json", SWITCH, "print one line of JSON in place of the table"),
     Setting("output", TEXT, "a file for the same as an HTML page"),
@@ -100,9 +101,6 @@ def check(settings: Mapping[str, Any]) -> None:
     if "master" in settings and "remote" in settings:
         require_one(settings, "master", "remote")
     require_master(settings.get("master", ""))
-    for name in ("steps", "repeats"):
-        if settings.get(name, 1) < 1:
-            raise ConfigurationError(f"{name}: expected an integer of at least 1. Received: {settings[name]}.")
 
 
 def _ship_modules() -> None:

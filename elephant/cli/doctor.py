@@ -41,7 +41,7 @@ from elephant.cluster.gpu_plan import ResourceRequest
 from elephant.cluster.session import is_local, is_remote, jvm_context, session_settings
 from elephant.config import Timeouts
 from elephant.errors import ConfigurationError, NetworkError, short_text
-from elephant.options import OPTION, full_mode
+from elephant.options import OPTION
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -83,8 +83,7 @@ def diagnose(
     Raises:
         ConfigurationError: An argument is out of its range.
     """
-    mode = full_mode(mode)
-    OPTION["mode"].check(mode)
+    mode = OPTION["mode"].value_of(mode)
     if num_workers is not None and num_workers < 1:
         raise ConfigurationError(f"num_workers: expected an integer of at least 1, or None. Received: {num_workers!r}.")
     if not timeout_s > 0:

@@ -41,6 +41,7 @@ _EXECUTOR_AMOUNT = re.compile(r"spark\.executor\.resource\.(.+)\.amount")
 _TASK_AMOUNT = re.compile(r"spark\.task\.resource\.(.+)\.amount")
 # How executors are started.
 LOCAL, STANDALONE, MANAGED, UNKNOWN, OTHER = "local", "standalone", "managed", "unknown", "other"
+RESOURCE_SETTING = "spark.elephant.gpuResource"
 _OF_SCHEDULER = ("spark.task.", "spark.executor.", "spark.dynamicAllocation.", "spark.master")
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*\d+\s*,\s*(\d+)\s*,.*")
 # Task profiles without executors of their own: for YARN and Kubernetes by SPARK-45250 and SPARK-45495.
@@ -195,9 +196,13 @@ class ResourceRequest:
             num_workers=config.num_workers,
             use_gpu=config.use_gpu,
             gpus_per_worker=config.gpus_per_worker,
-            gpu_resource=config.gpu_resource,
             synchronous=config.is_synchronous,
         )
+
+    def named_in(self, session: SparkSession) -> ResourceRequest:
+        """Returns the same with the session's name of GPUs, where the usual one is asked for."""
+        named = setting(session, RESOURCE_SETTING) if self.gpu_resource == "gpu" else None
+        return replace(self, gpu_resource=named) if named is not None else self
 
     @property
     def demands(self) -> bool:
@@ -357,7 +362,7 @@ def _note_of_unscheduled(conf: Mapping[str, str], request: ResourceRequest) -> t
         # Nothing is said of GPUs to those who may have none.
         return ()
     names = sorted(found[1] for name in conf if (found := _EXECUTOR_AMOUNT.fullmatch(name)))
-    others = f". If they are called otherwise, set gpuResource to {' or '.join(names)}" if names else ""
+    others = f". If they are called otherwise, set {RESOURCE_SETTING} to {' or '.join(names)}" if names else ""
     return (
         f"spark.executor.resource.{request.gpu_resource}.amount is not set, so that Spark schedules no GPUs: the ranks "
         f"of each host share out those that nvidia-smi lists there{others}",

@@ -58,6 +58,7 @@ _NAMES = (
     "spark.dynamicAllocation.minExecutors",
     "spark.dynamicAllocation.shuffleTracking.enabled",
     "spark.elephant.allowPlaintext",
+    "spark.elephant.gpuResource",
     "spark.elephant.warmWorkers",
     "spark.executor.cores",
     "spark.executor.instances",

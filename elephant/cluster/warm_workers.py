@@ -1,4 +1,4 @@
-"""Limits on the processes of an executor that wait with Keras imported, as a fit and the cluster set them."""
+"""Limits on the processes of an executor that wait with Keras imported, as the cluster sets them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ COLD = WarmWorkers()
 
 
 def warm_workers(session: SparkSession | None, config: FitConfig | None = None) -> WarmWorkers:
-    """Returns how many processes may wait: as many as a fit asks for, or else as the cluster's setting says.
+    """Returns how many processes may wait, as the cluster's setting says.
 
     Args:
         session: The Spark session; None where there is none yet.
@@ -43,10 +43,8 @@ def warm_workers(session: SparkSession | None, config: FitConfig | None = None) 
     Raises:
         ConfigurationError: The setting is no number.
     """
-    number = "auto" if config is None else config.warm_workers
-    if number == "auto" and session is not None:
-        number = setting(session, SETTING) or "auto"
-        if number != "auto" and not number.isdigit():
-            raise ConfigurationError(f"{SETTING}: expected 'auto' or an integer of at least 0. Received: {number!r}.")
+    number = "auto" if session is None else setting(session, SETTING) or "auto"
+    if number != "auto" and not number.isdigit():
+        raise ConfigurationError(f"{SETTING}: expected 'auto' or an integer of at least 0. Received: {number!r}.")
     timeouts = Timeouts() if config is None else config.timeouts
     return WarmWorkers(limit=_AUTO if number == "auto" else int(number), idle_s=timeouts.warm_s)

@@ -115,9 +115,7 @@ def parts_of(model: ServerModel, config: FitConfig, run_id: str) -> list[ServerP
         max_staleness=options.max_staleness,
         num_partitions=config.num_ranks,
         num_state_values=len(state),
-        max_refused=options.max_refused_updates,
         snapshot_seconds=options.snapshot_seconds,
-        snapshot_updates=options.snapshot_updates,
         heartbeat_s=config.timeouts.heartbeat_s,
     )
     specs = shard_specs(whole, count)

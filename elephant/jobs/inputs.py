@@ -10,17 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from elephant.cluster.spark_private import set_params
 from elephant.errors import ConfigurationError, DataError, did_you_mean, first_line
-from elephant.jobs.settings import (
-    ALTERNATIVES,
-    MODEL_FILE,
-    PARAMS,
-    REFERENCE,
-    REFERENCES,
-    REFERENCES_BY_NAME,
-    SETTINGS,
-    is_reference,
-    key_of,
-)
+from elephant.jobs.settings import PARAMS, SETTINGS
+from elephant.kinds import CALLBACKS, MODEL_FILE, is_reference
+from elephant.options import key_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -139,7 +131,7 @@ def require_code(settings: Mapping[str, Any]) -> None:
     """Raises ConfigurationError where code that settings name cannot be imported here, or the model is no function."""
     for setting in SETTINGS:
         given = settings.get(setting.name)
-        if given and setting.kind in (REFERENCE, REFERENCES, REFERENCES_BY_NAME):
+        if given and setting.kind.reference is not None:
             references = given.values() if isinstance(given, Mapping) else [given] if isinstance(given, str) else given
             for reference in references:
                 resolve(setting.key, reference)
@@ -177,8 +169,6 @@ def estimator_of(settings: Mapping[str, Any]) -> KerasEstimator:
     import elephant
 
     params = params_of(settings)
-    if "classWeight" in params:
-        params["classWeight"] = {int(label): weight for label, weight in params["classWeight"].items()}
     try:
         return elephant.KerasEstimator(model=_trainable(settings), customObjects=_custom_objects(settings), **params)
     except TypeError as error:
@@ -196,24 +186,20 @@ def fitted_model(settings: Mapping[str, Any]) -> KerasModel:
     given = _trainable(settings)
     model = given if isinstance(given, elephant.KerasModel) else _wrapped(given, settings)
     params = params_of(settings)
-    # Of params that choose the same, the one that is set takes the place of the other.
-    for names in ALTERNATIVES:
-        if any(name in params for name in names):
-            for name in names:
-                model.clear(model.getParam(name))
+    for name in (name for name, value in params.items() if value is None):
+        model.clear(model.getParam(name))
     set_params(model, **{name: value for name, value in params.items() if value is not None})
     return model
 
 
 def params_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings that are params of the estimator or its model, with the code that they name."""
-    params = {setting.name: settings[setting.name] for setting in PARAMS if setting.name in settings}
-    for name in ("preprocessing", "augmentation"):
-        if name in params:
-            params[name] = resolve(name, params[name])
-    for name in ("callbacks", "driverCallbacks"):
-        if name in params:
-            params[name] = resolve_callbacks(name, params[name])
+    params = {}
+    for setting in (setting for setting in PARAMS if setting.name in settings):
+        value = settings[setting.name]
+        if setting.kind.reference is not None:
+            value = (resolve_callbacks if setting.kind is CALLBACKS else resolve)(setting.name, value)
+        params[setting.name] = value
     return params
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from elephant.cluster.session import jvm_context
 from elephant.cluster.spark_private import java_context, jvm_of
 from elephant.errors import ConfigurationError, UnsupportedError, first_line
-from elephant.jobs.settings import key_of
+from elephant.options import key_of
 from elephant.storage.filesystem import spark_form
 
 if TYPE_CHECKING:

@@ -29,7 +29,8 @@ from elephant.errors import (
     first_paragraph,
 )
 from elephant.jobs.inputs import require_code
-from elephant.jobs.settings import ALTERNATIVES, Setting, key_of, settings_of
+from elephant.jobs.settings import ALTERNATIVES, Setting, settings_of
+from elephant.options import key_of, remedy_for
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -245,17 +246,18 @@ def checked(content: Mapping[Any, Any], settings: Sequence[Setting], place: str)
 
 def _value(setting: Setting, value: Any, place: str) -> Any:
     try:
-        return setting.kind.check(value)
+        return setting.kind.read(value)
+    except ElephantError:
+        raise
     except (TypeError, ValueError) as error:
-        raise ConfigurationError(
-            f"{setting.key}: expected {setting.kind.expected}. Received: {value!r} in {place}."
-        ) from error
+        expected = setting.kind.written or setting.kind.expected
+        raise ConfigurationError(f"{setting.key}: expected {expected}. Received: {value!r} in {place}.") from error
 
 
 def unknown(key: str, known: Sequence[str], place: str) -> str:
     """Returns the error text for a key that a job does not know, with the one that comes nearest."""
-    wanted = key_of(key.lstrip("-")).replace("_", "-")
-    hint = did_you_mean(wanted, known) or f" Known: {', '.join(sorted(known))}."
+    wanted = key_of(key.lstrip("-"))
+    hint = remedy_for(f"--{wanted}") or did_you_mean(wanted, known) or f" Known: {', '.join(sorted(known))}."
     return f"{key}: expected the name of a setting. Received: an unknown one in {place}.{hint}"
 
 
@@ -357,7 +359,8 @@ def _gathered(given: Mapping[str, Any], settings: Sequence[Setting]) -> dict[str
         try:
             content[setting.key] = value if setting.kind.gather is None else setting.kind.gather(value)
         except ValueError as error:
+            expected = setting.kind.written or setting.kind.expected
             raise ConfigurationError(
-                f"--{setting.key}: expected {setting.kind.expected}. Received: {value!r} in {_PLACE}."
+                f"--{setting.key}: expected {expected}. Received: {value!r} in {_PLACE}."
             ) from error
     return content

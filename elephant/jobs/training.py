@@ -9,17 +9,10 @@ from typing import TYPE_CHECKING, Any, cast
 from elephant.errors import CheckpointError, ConfigurationError, DataError, UnsupportedError
 from elephant.jobs.inputs import estimator_of, read_rows
 from elephant.jobs.output import Output
-from elephant.jobs.settings import (
-    REFERENCE,
-    REFERENCES,
-    REFERENCES_BY_NAME,
-    RESUME,
-    TRAIN,
-    is_reference,
-    key_of,
-    settings_of,
-)
+from elephant.jobs.settings import RESUME, TRAIN, settings_of
 from elephant.jobs.submission import JobKind, layered, read_saved_settings, require_one, saved_settings
+from elephant.kinds import is_reference
+from elephant.options import key_of
 from elephant.spark.hadoop_files import checkpoint_folder
 
 if TYPE_CHECKING:
@@ -31,10 +24,7 @@ NAME = "job.json"
 # Whoever goes on with a job trusts it, or does not: the folder has no say in that.
 _SAVED = tuple(setting for setting in settings_of(TRAIN) if setting.name != "trusted")
 # SQL calls what it likes: java_method, say.
-_NAMED = {
-    "where",
-    *(setting.name for setting in _SAVED if setting.kind in (REFERENCE, REFERENCES, REFERENCES_BY_NAME)),
-}
+_NAMED = {"where", *(setting.name for setting in _SAVED if setting.kind.reference is not None)}
 # Of files. Any other one is the name of a class.
 _FORMATS = ("avro", "csv", "delta", "json", "orc", "parquet", "text", "tfrecord")
 

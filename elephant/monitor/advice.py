@@ -152,11 +152,9 @@ def _on_exchange_of_runs(measured: Sequence[ScalingRun], options: Mapping[str, A
         f"batchSize={2 * run.batch_size} would train up to {2 / (2 - share) - 1:.0%} more rows per second. The "
         "learning rate may have to rise with it."
     )
-    if by_step and options.get("mode", "synchronous") != "synchronous":
-        if not options.get("backgroundExchange"):
-            yield "backgroundExchange=True computes the next step while an exchange goes on."
-    elif by_step and options.get("bucketBytes") == 0:
-        yield "Leave bucketBytes unset: with 0, gradients travel when all are computed, and none before."
+    asynchronous = options.get("mode", "synchronous") != "synchronous"
+    if by_step and asynchronous and not options.get("backgroundExchange"):
+        yield "backgroundExchange=True computes the next step while an exchange goes on."
     if by_step and run.hosts > 1 and not options.get("compression"):
         rate = run.bytes_per_step / (run.step_s * share)
         yield (
@@ -185,7 +183,7 @@ def _on_input(shares: Mapping[str, float]) -> Iterable[str]:
     if shares["input_s"] > _MUCH_INPUT:
         yield (
             f"Steps wait for their rows {shares['input_s']:.0%} of the time. Let preprocessing run once "
-            "(cachePreprocessing), do less in augmentation, or hold the rows (cache='memory')."
+            "(without a generator), do less in augmentation, or hold the rows (cache='memory')."
         )
 
 

@@ -187,11 +187,11 @@ class Progress:
         self._write("\n".join(_table([row[:columns] for row in rows])))
         warm = sum(start.warm for start in started)
         if warm:
-            self._write(f"{warm} of {len(started)} processes were forked from waiting ones (warmWorkers)")
+            self._write(f"{warm} of {len(started)} processes were forked from waiting ones")
 
-    def _show_step(self, event: StepEnded) -> None:
+    def _show_step(self, step: StepEnded) -> None:
         record = self.record
-        if record.steps.get(event.rank) is not event or not self._moves:
+        if record.steps.get(step.rank) is not step or not self._moves:
             return
         text = live_line(list(record.steps.values()), list(record.started.values()), self._epochs)
         if self._is_terminal:
@@ -200,11 +200,11 @@ class Progress:
         self._put("\r" + text.ljust(len(self._moving)))
         self._moving = text
 
-    def _show_output(self, event: Printed) -> None:
-        place, moving = f"[rank {event.rank}, {event.host}]", self._moving
+    def _show_output(self, printed: Printed) -> None:
+        place, moving = f"[rank {printed.rank}, {printed.host}]", self._moving
         lines = []
-        for line in event.lines:
-            if self._is_repeated(event.rank, line):
+        for line in printed.lines:
+            if self._is_repeated(printed.rank, line):
                 continue
             if not self._bucket.take():
                 self._left_out += 1
@@ -213,8 +213,8 @@ class Progress:
                 lines.append(f"({self._left_out:,} lines of workers are left out: they print more than can be shown)")
                 self._left_out = 0
             lines.append(f"{place} {line}")
-        if event.left_out:
-            lines.append(f"{place} ({event.left_out:,} lines are left out: it prints more than can be shown)")
+        if printed.left_out:
+            lines.append(f"{place} ({printed.left_out:,} lines are left out: it prints more than can be shown)")
         if lines:
             self._write("\n".join(lines))
             self._put(moving)
@@ -231,20 +231,20 @@ class Progress:
         self._printed[line] = (rank, now)
         return False
 
-    def _show_epoch(self, event: EpochEnded) -> None:
+    def _show_epoch(self, ended: EpochEnded) -> None:
         if not self._columns:
-            self._columns = [name for name, value in event.logs.items() if isinstance(value, float)]
+            self._columns = [name for name, value in ended.logs.items() if isinstance(value, float)]
             self._write("  ".join(["epoch".rjust(9), "seconds", *(name.rjust(_width(name)) for name in self._columns)]))
-        cells = [f"{event.epoch + 1}/{self._epochs}".rjust(9), f"{event.seconds or 0.0:7.1f}"]
-        cells += [f"{event.logs.get(name, float('nan')):.4g}".rjust(_width(name)) for name in self._columns]
+        cells = [f"{ended.epoch + 1}/{self._epochs}".rjust(9), f"{ended.seconds or 0.0:7.1f}"]
+        cells += [f"{ended.logs.get(name, float('nan')):.4g}".rjust(_width(name)) for name in self._columns]
         self._write("  ".join(cells))
 
-    def _watch_loss(self, event: EpochEnded) -> None:
-        loss = event.logs.get("loss", 0.0)
+    def _watch_loss(self, ended: EpochEnded) -> None:
+        loss = ended.logs.get("loss", 0.0)
         if self._warns_of_loss and isinstance(loss, float) and not math.isfinite(loss):
             self._warns_of_loss = False
             warnings.warn(
-                f"The loss is {loss} since epoch {event.epoch + 1}: the model learns nothing from there on. Lower the "
+                f"The loss is {loss} since epoch {ended.epoch + 1}: the model learns nothing from there on. Lower the "
                 "learning rate, or clip gradients (clipnorm of the optimizer).",
                 stacklevel=2,
             )

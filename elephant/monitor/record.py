@@ -164,31 +164,31 @@ class FitRecord:
         return self.finished | {event.rank for event in (*self.failures, *self.gone)}
 
     @_takes(StepEnded)
-    def _add_step(self, event: StepEnded) -> None:
+    def _add_step(self, step: StepEnded) -> None:
         # Each rank has a connection of its own: a step may be heard of after the end of its epoch.
-        steps = self.steps if event.epoch >= self.ended_epochs else self._past_steps
-        steps[event.rank] = event
+        steps = self.steps if step.epoch >= self.ended_epochs else self._past_steps
+        steps[step.rank] = step
 
     @_takes(Started)
-    def _add_start(self, event: Started) -> None:
-        if self.together and event.rank in self._of_attempt:
+    def _add_start(self, started: Started) -> None:
+        if self.together and started.rank in self._of_attempt:
             for of_ranks in (self._of_attempt, self._rank_epochs, self.steps, self._past_steps):
                 of_ranks.clear()
-        self._of_attempt.add(event.rank)
-        if self.together or event.rank not in self.started:
+        self._of_attempt.add(started.rank)
+        if self.together or started.rank not in self.started:
             # The others go on where a worker comes again that nobody waits for.
             self.begun_at, self._epoch_began = time.time(), time.monotonic()
-        self.started[event.rank] = event
-        self.attempts.setdefault(event.rank, []).append(Attempt(event))
+        self.started[started.rank] = started
+        self.attempts.setdefault(started.rank, []).append(Attempt(started))
         self.ended_epochs = 0
-        self._lost.discard(event.rank)
-        if event.note and event.note not in self.notes:
-            self.notes.append(event.note)
+        self._lost.discard(started.rank)
+        if started.note and started.note not in self.notes:
+            self.notes.append(started.note)
 
     @_takes(EpochEnded)
-    def _add_epoch(self, event: EpochEnded) -> EpochEnded:
+    def _add_epoch(self, ended: EpochEnded) -> EpochEnded:
         now = time.monotonic()
-        epoch = replace(event, seconds=now - self._epoch_began) if event.seconds is None else event
+        epoch = replace(ended, seconds=now - self._epoch_began) if ended.seconds is None else ended
         self._epoch_began = now
         self.ended_epochs = epoch.epoch + 1
         for rank in [rank for rank, step in self.steps.items() if step.epoch <= epoch.epoch]:
@@ -200,40 +200,40 @@ class FitRecord:
         return epoch
 
     @_takes(RankEpoch)
-    def _add_rank_epoch(self, event: RankEpoch) -> None:
-        self._rank_epochs[event.epoch, event.rank] = event
+    def _add_rank_epoch(self, epoch: RankEpoch) -> None:
+        self._rank_epochs[epoch.epoch, epoch.rank] = epoch
 
     @_takes(RankTrace)
-    def _add_trace(self, event: RankTrace) -> RankTrace:
-        trace = replace(event, heard=time.time()) if event.heard is None else event
-        if event.rank in self.attempts:
-            self.attempts[event.rank][-1].traces.append(trace)
-        return trace
+    def _add_trace(self, trace: RankTrace) -> RankTrace:
+        heard = replace(trace, heard=time.time()) if trace.heard is None else trace
+        if trace.rank in self.attempts:
+            self.attempts[trace.rank][-1].traces.append(heard)
+        return heard
 
     @_takes(RunNote)
-    def _add_note(self, event: RunNote) -> None:
-        self.notes.append(event.text)
+    def _add_note(self, note: RunNote) -> None:
+        self.notes.append(note.text)
 
     @_takes(Finished)
-    def _add_end(self, event: Finished) -> None:
-        self.finished.add(event.rank)
+    def _add_end(self, finished: Finished) -> None:
+        self.finished.add(finished.rank)
 
     @_takes(RankFailure)
-    def _add_failure(self, event: RankFailure) -> None:
-        self.failures.append(event)
-        if not event.is_echo:
-            self._lose(event, event.host, first_line(f"{event.kind}: {event.message}"))
+    def _add_failure(self, failure: RankFailure) -> None:
+        self.failures.append(failure)
+        if not failure.is_echo:
+            self._lose(failure, failure.host, first_line(f"{failure.kind}: {failure.message}"))
 
     @_takes(RankGone)
-    def _add_gone(self, event: RankGone) -> None:
-        self.gone.append(event)
-        self._lose(event, "", "its connection has ended without a word")
+    def _add_gone(self, gone: RankGone) -> None:
+        self.gone.append(gone)
+        self._lose(gone, "", "its connection has ended without a word")
 
     @_takes(RankSilent, TaskSilent)
-    def _add_silence(self, event: RankSilent | TaskSilent) -> None:
-        self.silent = event
-        host = event.host if isinstance(event, TaskSilent) else ""
-        self._lose(event, host, f"nothing was heard from it for {event.silent_s:.0f} s")
+    def _add_silence(self, silent: RankSilent | TaskSilent) -> None:
+        self.silent = silent
+        host = silent.host if isinstance(silent, TaskSilent) else ""
+        self._lose(silent, host, f"nothing was heard from it for {silent.silent_s:.0f} s")
 
     def _lose(self, event: Event, host: str, reason: str) -> None:
         if event.rank in self._lost:
@@ -243,13 +243,13 @@ class FitRecord:
         self.losses.append(Loss(event.rank, host or ("" if started is None else started.host), reason))
 
     @_takes(TrainingFinished)
-    def _add_model(self, event: TrainingFinished) -> None:
-        self.trained = event
+    def _add_model(self, finished: TrainingFinished) -> None:
+        self.trained = finished
 
     @_takes(ServerCounts)
-    def _add_counts(self, event: ServerCounts) -> None:
-        self.statistics = dict(event.statistics)
+    def _add_counts(self, counts: ServerCounts) -> None:
+        self.statistics = dict(counts.statistics)
 
     @_takes(FilesLeft)
-    def _add_files(self, event: FilesLeft) -> None:
-        self.files[-1 if event.of_host else event.rank] = event
+    def _add_files(self, files: FilesLeft) -> None:
+        self.files[-1 if files.of_host else files.rank] = files

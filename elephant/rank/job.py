@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import keras
@@ -43,14 +43,13 @@ class BatchFunctions:
     """The user's functions on batches, which run on the workers.
 
     Args:
-        preprocess: From a batch, a dictionary of columns, to what the model takes; None takes columns as they are.
-        cached: Whether it runs once, or again in every epoch.
+        preprocess: From a batch, a dictionary of columns, to what the model takes; None takes columns as they are. It
+            runs once and its result is kept, or for every batch where it takes a random generator.
         augment: From a batch and a random generator to a batch, for every training batch of every epoch; or None.
         target: What preprocess is to make of the columns, as far as it is known before it has run.
     """
 
     preprocess: Callable[..., Any] | None = None
-    cached: bool = True
     augment: Callable[..., Any] | None = None
     target: DataSchema | None = None
 
@@ -135,7 +134,7 @@ def limited(config: FitConfig) -> FitConfig:
     if most is None or config.epochs <= most:
         return config
     warn_user(f"keras.config.max_epochs() limits the fit to {most} of {config.epochs} epochs.")
-    return replace(config, epochs=most)
+    return config.changed(epochs=most)
 
 
 class ExchangeCounts(Protocol):

@@ -15,17 +15,19 @@ import keras
 from pyspark.ml import Estimator
 from pyspark.sql import DataFrame
 
+from elephant.cluster.session import is_true, setting
 from elephant.cluster.spark_job import described
 from elephant.cluster.spark_private import reset_uid, set_params
 from elephant.config import Timeouts
 from elephant.errors import brief_errors
+from elephant.kinds import BALANCED
 from elephant.modeling.model_spec import ModelSpec
 from elephant.monitor.listeners import EventFile, FitListener, Listeners, mlflow_listeners
 from elephant.monitor.progress import Progress
 from elephant.monitor.report import table_html
 from elephant.monitor.summary import FitSummary
 from elephant.monitor.trace import TraceFile
-from elephant.options import BALANCED, OPTIONS, refuse_unknown
+from elephant.options import OPTIONS, refuse_unknown
 from elephant.rank.job import TrainingJob
 from elephant.spark.file_formats import Files
 from elephant.spark.fit import class_weights, description_of, remove_checkpoints, train
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _PARAMS = {option.param for option in OPTIONS}
+_TRACE = "spark.elephant.trace"
 Dataset: TypeAlias = "DataFrame | pd.DataFrame | str | os.PathLike[str] | Files"
 ParamMap: TypeAlias = "dict[Param[Any], Any]"
 
@@ -79,15 +82,13 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
             a `keras.Model` holds are found.
         featuresCol: A column of numbers, arrays of them, ml or mllib vectors, dates, timestamps, or strings for
             a model that takes these; or a list of numeric columns, which make one vector. Flat rows take the
-            model's input shape.
-        inputCols: For models with several inputs, instead of featuresCol: a dictionary of columns by the
-            name of the input, or a list in the order of the inputs. Each may be a list of columns again.
+            model's input shape. For a model with several inputs: a dictionary of these by the name of the input, or a
+            list in the order of the inputs. One that holds lists is in their order in any case.
         labelCol: A column of numbers, booleans, arrays of numbers or ml vectors; or a list of numeric columns, which
-            make one vector. None trains without: an autoencoder on its own inputs, a model with a ``train_step`` of
-            its own on what that makes of them.
-        labelCols: For models with several outputs, instead of labelCol: a dictionary by the name of the output, of a
-            column or a list of them as in labelCol; or a list of one column for each output, in their order. An output
-            without loss and metric needs none.
+            make one vector. For a model with several outputs: a dictionary of these by the name of the output, or a
+            list of one for each output, in their order. An output without loss and metric needs none. None trains
+            without: an autoencoder on its own inputs, a model with a ``train_step`` of its own on what that makes of
+            them.
         predictionCol: The column that the fitted model adds.
         probabilityCol: The column of probabilities that a fitted classifier adds.
         weightCol: A column of sample weights, or a dictionary of them by the name of the output; None weighs
@@ -111,8 +112,6 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
             ``"int8"``, ``"topk"`` and more; None sends them as they are. See `elephant.compression`.
             Asynchronous workers and servers encode what they exchange as ``"bfloat16"``, ``"float16"``,
             ``"int8"`` or ``"int8:feedback"``.
-        bucketBytes: Bytes of gradients that travel together while the next ones are computed; None
-            measures the network and chooses, 0 sends all together.
         syncBatchNorm: Has batch normalization use the mean and variance of all workers' rows in a
             step, and not of each worker's own. It costs two exchanges per layer and step.
         allowBatchCoupledLoss: Lets a loss couple the rows of a batch (pairs of rows, a mean over a mask of its own),
@@ -124,16 +123,15 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         driverCallbacks: More callbacks, or a single one, which run on the driver whatever they look at; and
             instances of `elephant.FitListener`.
         eventsPath: A folder, on any file system that Spark or fsspec reaches, where each fit leaves a file of what
-            happened in it, as lines of JSON. None writes none.
-        tracePath: A folder, on any file system that Spark or fsspec reaches, where each fit leaves a trace of its
-            ranks, to be opened in Perfetto (ui.perfetto.dev). None makes none. See ``docs/progress.md``.
+            happened in it, as lines of JSON; with the Spark setting ``spark.elephant.trace`` also a trace of its ranks
+            and their steps, to be opened in Perfetto (ui.perfetto.dev). None writes none. See ``docs/progress.md``.
         classWeight: Weights by class, which weigh the loss of rows in training, for a model with one output and
             no weightCol. Classes without one weigh 1. ``"balanced"`` counts the labels of all rows that are not marked
             for validation, in a Spark job before the fit, and weighs each class by rows / (classes * its rows).
-        preprocessing: A function from a batch, a dictionary of columns as arrays, to what the model takes; a second
-            argument gets a `numpy.random.Generator`. It runs on the workers, and in ``transform``. featuresCol and
-            inputCols then name the columns that it gets, of any type. See ``docs/preprocessing.md``.
-        cachePreprocessing: Whether it runs once and its result is kept, or again in every epoch.
+        preprocessing: A function from a batch, a dictionary of columns as arrays, to what the model takes. It runs on
+            the workers, and in ``transform``. Its result is kept, unless a second argument gets a
+            `numpy.random.Generator`: then it runs again for every batch. featuresCol names the columns that it gets,
+            of any type. See ``docs/preprocessing.md``.
         augmentation: A function from a batch and a `numpy.random.Generator` to a batch. It runs on every training
             batch of every epoch, with a generator seeded by the fit's seed, the worker and the epoch.
         cache: Where a worker keeps its rows: ``"disk"`` memory-maps them, ``"memory"`` holds them.
@@ -144,7 +142,6 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         useGpu: True demands a GPU for every worker, False hides them, ``"auto"`` takes those that Spark assigns or
             the hosts have. See ``docs/gpus.md``.
         gpusPerWorker: GPUs of each worker. Each is one rank; the worker's rows and batches are divided over them.
-        gpuResource: What Spark calls GPUs, as in ``spark.executor.resource.NAME.amount``.
         gpuTransport: How GPUs reduce gradients: ``"host"`` through their hosts, or, on PyTorch and JAX, ``"nccl"``
             among themselves; ``"auto"`` takes NCCL on PyTorch where all workers share one host. See ``docs/gpus.md``.
         mixedPrecision: Whether workers compute in 16 bits where the model's layers leave that open.
@@ -152,15 +149,13 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         checkpointEpochs: Epochs between two checkpoints.
         resume: Whether to go on from the last checkpoint in checkpointPath, where there is one.
         maxRestarts: How often a fit that lost a worker is started again, from its last checkpoint.
-        warmWorkers: Processes that have imported Keras and wait on each executor for the next fit, at most; 0 starts
-            every training process fresh. ``"auto"`` is what ``spark.elephant.warmWorkers`` says, or else 2.
         timeouts: How long waits may last: `elephant.config.Timeouts`, or seconds by its names.
         verbose: 0 silent, 1 or ``"auto"`` plan, a live line of progress and a table of epochs, 2 without the live
             line, which files do not get in any case.
         algorithm: In asynchronous modes, what workers push and how it is applied: ``"downpour"``,
-            ``"adag"``, ``"dynsgd"``, ``"aeasgd"``, ``"eamsgd"`` or ``"sum"``.
-        elasticity: How far, of the way between them, ``"aeasgd"`` and ``"eamsgd"`` move a worker's weights and
-            the server's towards each other; None means ``0.9 / numWorkers``.
+            ``"adag"``, ``"dynsgd"``, ``"aeasgd"``, ``"eamsgd"`` or ``"sum"``. ``"aeasgd:0.3"`` also says how far, of
+            the way between them, a worker's weights and the server's move towards each other; without a number that is
+            ``0.9 / numWorkers``. The same holds for ``"eamsgd"``.
         maxStaleness: Steps that an asynchronous worker may be ahead of the slowest one that is connected and has
             not finished; None does not limit it.
         backgroundExchange: Has asynchronous workers compute a step while the last one's exchange goes
@@ -171,8 +166,6 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
             stage, which need a slot each.
         port: The first one's port; 0 takes free ones.
         snapshotSeconds: Time between two snapshots, from which a server that was lost comes back; 0 makes none by time.
-        snapshotUpdates: Updates between two snapshots; 0 makes none by count.
-        maxRefusedUpdates: Updates that are not finite, and are therefore refused, before the fit is given up.
 
     Raises:
         ConfigurationError: The model is not compiled or cannot be rebuilt, or a value is out of range.
@@ -191,10 +184,8 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         model: keras.Model | Callable[[], keras.Model] | str | os.PathLike[str] | KerasModel,
         *,
         customObjects: Mapping[str, Any] | None = None,
-        featuresCol: str | Sequence[str] = "features",
-        inputCols: Mapping[str, str | Sequence[str]] | Sequence[str] | None = None,
-        labelCol: str | Sequence[str] | None = "label",
-        labelCols: Mapping[str, str | Sequence[str]] | Sequence[str] | None = None,
+        featuresCol: str | Sequence[str | Sequence[str]] | Mapping[str, str | Sequence[str]] = "features",
+        labelCol: str | Sequence[str | Sequence[str]] | Mapping[str, str | Sequence[str]] | None = "label",
         predictionCol: str = "prediction",
         probabilityCol: str = "probability",
         weightCol: str | Mapping[str, str] | None = None,
@@ -210,16 +201,13 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         scaleLearningRate: bool = False,
         frequency: str | int = "batch",
         compression: str | None = None,
-        bucketBytes: int | None = None,
         syncBatchNorm: bool = False,
         allowBatchCoupledLoss: bool = False,
         callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.Callback = (),
         driverCallbacks: Sequence[keras.callbacks.Callback | FitListener] | keras.callbacks.Callback | FitListener = (),
         eventsPath: str | os.PathLike[str] | None = None,
-        tracePath: str | os.PathLike[str] | None = None,
         classWeight: Mapping[int, float] | str | None = None,
         preprocessing: Callable[..., Any] | None = None,
-        cachePreprocessing: bool = True,
         augmentation: Callable[..., Any] | None = None,
         cache: str = "disk",
         stepsPerEpoch: int | None = None,
@@ -227,26 +215,21 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         inferenceBatchSize: int | None = None,
         useGpu: bool | str = "auto",
         gpusPerWorker: int = 1,
-        gpuResource: str = "gpu",
         gpuTransport: str = "auto",
         mixedPrecision: bool = False,
         checkpointPath: str | os.PathLike[str] | None = None,
         checkpointEpochs: int = 1,
         resume: bool = False,
         maxRestarts: int = 0,
-        warmWorkers: int | str = "auto",
         timeouts: Timeouts | Mapping[str, float] | None = None,
         verbose: int | str = 1,
         algorithm: str = "downpour",
-        elasticity: float | None = None,
         maxStaleness: int | None = None,
         backgroundExchange: bool = False,
         parameterServers: int = 1,
         serverPlacement: str = "driver",
         port: int = 0,
         snapshotSeconds: float = 30.0,
-        snapshotUpdates: int = 0,
-        maxRefusedUpdates: int = 100,
         **unknown: Any,
     ) -> None:
         # None means not set, which Spark's params say by absence.
@@ -338,7 +321,7 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
             ),
             preprocessing=replace(batch_functions(self), target=rows.target),
             driver_callbacks=tuple(one for one in on_driver if not isinstance(one, FitListener)),
-            traced=self.isDefined(self.tracePath),
+            traced=self.isDefined(self.eventsPath) and is_traced(rows.source.session),
         )
         about: dict[str, Any] = {
             "model": repr(source),
@@ -439,13 +422,19 @@ def _unused(callback: Any) -> Any:
     return unused
 
 
+def is_traced(session: SparkSession) -> bool:
+    """Returns whether fits leave a trace beside their events."""
+    return is_true({_TRACE: setting(session, _TRACE) or ""}, _TRACE)
+
+
 def _listeners(estimator: KerasEstimator, session: SparkSession, facts: Mapping[str, Any]) -> list[FitListener]:
     """Returns the listeners of a fit: the user's, files of its events and its trace, and MLflow."""
     listeners = [one for one in estimator.getOrDefault("driverCallbacks") if isinstance(one, FitListener)]
     name = f"{time.strftime('%Y%m%dT%H%M%S')}-{uuid.uuid4().hex[:8]}"
-    for param, suffix, kind in (("eventsPath", "jsonl", EventFile), ("tracePath", "json", TraceFile)):
-        folder = optional(estimator, param)
-        if folder is not None:
+    folder = optional(estimator, "eventsPath")
+    if folder is not None:
+        kinds = {"jsonl": EventFile, **({"json": TraceFile} if is_traced(session) else {})}
+        for suffix, kind in kinds.items():
             path = f"{folder.rstrip('/')}/{name}.{suffix}"
             listeners.append(kind(functools.partial(write_file, session, path, overwrite=True), facts))
     return [*listeners, *mlflow_listeners()]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -276,12 +276,13 @@ def _column_of(name: str, kind: str, single: bool, is_string: bool) -> StructFie
 def _string_columns(info: ModelInfo, selection: ColumnSelection) -> Collection[str]:
     """Returns the columns that are given to inputs of strings; TFRecords know bytes alone."""
     taken = [known.dtype == "string" for known in info.inputs]
-    if isinstance(selection.inputs, dict):
+    of_each = selection.of_inputs(info)
+    if isinstance(of_each, Mapping):
         by_name = {known.name: known.dtype == "string" for known in info.inputs}
-        given = [(columns, by_name.get(name, False)) for name, columns in selection.inputs.items()]
+        given = [(columns, by_name.get(name, False)) for name, columns in of_each.items()]
     else:
-        columns_in_order = [selection.features] if selection.inputs is None else list(selection.inputs)
-        given = list(zip(columns_in_order, taken, strict=False))
+        in_order: Sequence[Any] = [selection.features] if of_each is None else of_each
+        given = list(zip(in_order, taken, strict=False))
     names: set[str] = set()
     for columns, is_string in given:
         if is_string:

@@ -246,11 +246,10 @@ class KerasModel(Model, ModelParams, SavedStage):
         """Raises where no fit has said that the model is compared with its own input."""
         facts = self._source.facts
         compares = not facts.own_step and any(output.needs_label for output in facts.outputs)
-        if choice.label is None and choice.labels is None and compares and not self._history:
+        if choice.label is None and compares and not self._history:
             raise ConfigurationError(
                 "labelCol: expected the column that the model is compared with, of a model that no fit has returned. "
-                "Received: none. Call setLabelCol or setLabelCols first; of an autoencoder, with the column of its "
-                "input."
+                "Received: none. Call setLabelCol first; of an autoencoder, with the column of its input."
             )
 
     @brief_errors

@@ -2,41 +2,35 @@
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import keras
-from pyspark.ml.param import Param, Params, TypeConverters
+from pyspark.ml.param import Param, Params
 
 from elephant.backends import BACKENDS, current
 from elephant.cluster.spark_private import unowned_parent
 from elephant.compression import check_compression
-from elephant.config import FitConfig, Timeouts
+from elephant.config import FitConfig
 from elephant.driver.driver_callbacks import check_asynchronous_callbacks
-from elephant.errors import ConfigurationError, UnsupportedError
+from elephant.errors import ConfigurationError, ElephantError, UnsupportedError
 from elephant.modeling.model_info import ModelInfo
 from elephant.monitor.listeners import FitListener
 from elephant.options import (
-    BALANCED,
     FIT,
     INPUT,
     LABEL,
-    OPTION,
     OPTIONS,
     ROWS,
     SERVERS,
     Option,
     Scope,
     check_pairs,
-    full_mode,
     options_of,
-    to_columns,
-    to_columns_by_name,
-    to_weight_columns,
+    remedy_for,
 )
 from elephant.parameter_server.protocol import check_encoding
 from elephant.rank.callback_rules import check_callbacks
@@ -82,103 +76,38 @@ def optional(instance: Params, param: Param[Any] | str) -> Any:
     return instance.getOrDefault(param) if instance.isDefined(param) else None
 
 
-def to_function(value: Any) -> Callable[..., Any]:
-    """Returns a function; raises TypeError for anything else."""
-    if callable(value):
-        function: Callable[..., Any] = value
-        return function
-    raise TypeError(f"expected a function on a batch. Received: {value!r}.")
-
-
-def to_class_weight(value: Any) -> dict[int, float] | str:
-    """Returns weights by class, or the word for those that balance them; raises TypeError for anything else."""
-    if isinstance(value, str) and value == BALANCED:
-        return value
-    if isinstance(value, Mapping) and value:
-        weights = {int(label): float(weight) for label, weight in value.items()}
-        if all(label >= 0 and 0 <= weight < math.inf for label, weight in weights.items()):
-            return weights
-    raise TypeError(
-        "expected a dictionary of weights, finite and at least 0, by class, such as {0: 1.0, 1: 5.0}, or "
-        f"{BALANCED!r}. Received: {value!r}."
-    )
-
-
-def to_callbacks(value: Any) -> list[keras.callbacks.Callback]:
-    """Returns Keras callbacks as a list; raises when it holds one that cannot run on workers."""
-    callbacks = list(value) if isinstance(value, Iterable) else [value]
+def _check_callbacks(callbacks: Sequence[Any]) -> None:
     check_callbacks([one for one in callbacks if not isinstance(one, keras.callbacks.BackupAndRestore)])
-    return callbacks
 
 
-def to_driver_callbacks(value: Any) -> list[keras.callbacks.Callback | FitListener]:
-    """Returns Keras callbacks and listeners as a list; raises as `to_callbacks`."""
-    given = list(value) if isinstance(value, Iterable) else [value]
-    check_callbacks([one for one in given if not isinstance(one, FitListener)])
-    return given
+def _check_driver_callbacks(callbacks: Sequence[Any]) -> None:
+    check_callbacks([one for one in callbacks if not isinstance(one, FitListener)])
 
 
-def to_mode(value: Any) -> str:
-    """Returns the full name of a mode; raises ConfigurationError for an unknown one."""
-    mode = full_mode(value)
-    OPTION["mode"].check(mode, "mode")
-    return str(mode)
-
-
-def to_compression(value: Any) -> str:
-    """Returns the name of a compression; raises ConfigurationError for an unknown one."""
-    check_compression(value)
-    return str(value)
-
-
-def to_path(value: Any) -> str:
-    """Returns a path as text; raises TypeError for what is none."""
-    return str(TypeConverters.toString(os.fspath(value)))
-
-
-def to_timeouts(value: Any) -> dict[str, float]:
-    """Returns seconds by their names in `elephant.config.Timeouts`, of which it raises the errors."""
-    checked = Timeouts.of(value)
-    return asdict(checked) if isinstance(value, Timeouts) else {name: float(value[name]) for name in value}
-
-
-def _checked(option: Option) -> Callable[[Any], Any]:
-    def convert(value: Any) -> Any:
-        option.check(value, option.param)
-        return value
-
-    return convert
-
-
-_OF_TYPES = {
-    int: TypeConverters.toInt,
-    float: TypeConverters.toFloat,
-    bool: TypeConverters.toBoolean,
-    str: TypeConverters.toString,
-}
-_OF_OPTIONS: dict[str, Callable[[Any], Any]] = {
-    "features_col": to_columns,
-    "input_cols": to_columns_by_name,
-    "label_col": to_columns,
-    "label_cols": to_columns_by_name,
-    "weight_col": to_weight_columns,
-    "preprocessing": to_function,
-    "augmentation": to_function,
-    "class_weight": to_class_weight,
-    "callbacks": to_callbacks,
-    "driver_callbacks": to_driver_callbacks,
-    "events_path": to_path,
-    "trace_path": to_path,
-    "compression": to_compression,
-    "checkpoint_path": to_path,
-    "timeouts": to_timeouts,
-    "mode": to_mode,
+# Keras, and the codecs, say what else they expect of these.
+_CHECKS: dict[str, Callable[[Any], None]] = {
+    "callbacks": _check_callbacks,
+    "driver_callbacks": _check_driver_callbacks,
+    "compression": check_compression,
 }
 
 
 def _converter(option: Option) -> Callable[[Any], Any]:
-    """Returns a converter for a param's type; Spark has none for several types, whose range is checked instead."""
-    return _OF_OPTIONS.get(option.name) or _OF_TYPES.get(option.type) or _checked(option)
+    """Returns a param's converter: a value of another type is Spark's TypeError, one out of range elephant's error."""
+    check = _CHECKS.get(option.name)
+
+    def convert(given: Any) -> Any:
+        try:
+            value = option.kind.value_of(given)
+        except (ElephantError, TypeError):
+            raise
+        except ValueError as error:
+            raise ConfigurationError(f"{option.param}: {error}") from None
+        if check is not None:
+            check(value)
+        return value
+
+    return convert
 
 
 @with_params(INPUT, LABEL)
@@ -188,6 +117,12 @@ class ModelParams(Params):
     if TYPE_CHECKING:
         # Params, getters and setters, which are made when the class is.
         def __getattr__(self, name: str) -> Any: ...
+    else:
+
+        def __getattr__(self, name: str) -> Any:
+            # Of a param that there is no more, or of its getter or setter.
+            param = name[3:4].lower() + name[4:] if name[:3] in ("get", "set") else name
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}.{remedy_for(param)}")
 
     def __init__(self) -> None:
         super().__init__()
@@ -236,28 +171,25 @@ def _as_text(value: Any) -> str:
 
 
 def input_choice(stage: Params) -> ColumnSelection:
-    """Returns the columns of the model's inputs; raises ConfigurationError when two params choose them."""
-    given = values_of(stage, INPUT)
-    check_pairs(given, INPUT)
-    return ColumnSelection(features=given.features_col, inputs=given.input_cols)
+    """Returns the columns of the model's inputs."""
+    return ColumnSelection(features=values_of(stage, INPUT).features_col)
 
 
 def labelled_choice(stage: Params) -> ColumnSelection:
-    """Returns the columns of inputs, labels and weights; raises as `input_choice`."""
+    """Returns the columns of inputs, labels and weights."""
     given = values_of(stage, LABEL)
-    check_pairs(given, LABEL)
-    return replace(input_choice(stage), label=given.label_col, labels=given.label_cols, weight=given.weight_col)
+    return replace(input_choice(stage), label=given.label_col, weight=given.weight_col)
 
 
 def column_choice(stage: Params) -> ColumnSelection:
-    """Returns the columns that are used to train; raises as `input_choice`."""
+    """Returns the columns that are used to train."""
     return replace(labelled_choice(stage), validation=values_of(stage, ROWS).validation_indicator_col)
 
 
 def batch_functions(stage: Params) -> BatchFunctions:
     """Returns the user's functions on batches."""
     given = values_of(stage, INPUT, ROWS)
-    return BatchFunctions(preprocess=given.preprocessing, cached=given.cache_preprocessing, augment=given.augmentation)
+    return BatchFunctions(preprocess=given.preprocessing, augment=given.augmentation)
 
 
 def fit_config(stage: Params) -> FitConfig:
@@ -293,7 +225,7 @@ def _backed_up(config: FitConfig, backup: keras.callbacks.BackupAndRestore) -> F
             f"checkpointPath: expected none, or the folder of BackupAndRestore, {folder}. Received: "
             f"{config.checkpoint_path}. Leave one of the two out."
         )
-    return replace(config, checkpoint_path=folder, resume=True)
+    return config.changed(checkpoint_path=folder, resume=True)
 
 
 def check_fit(

@@ -35,7 +35,7 @@ from elephant.modeling.archive_inspection import UNREADABLE, code_of_file
 from elephant.modeling.model_info import InputInfo, ModelInfo
 from elephant.modeling.model_spec import Servable
 from elephant.rank.input.user_batches import as_array, user_array
-from elephant.spark.columns.column_selection import ColumnSelection, element_type, given_inputs, target_inputs
+from elephant.spark.columns.column_selection import ColumnSelection, element_type, input_columns, target_inputs
 from elephant.spark.columns.column_types import raw_field, raw_input_schema
 from elephant.spark.columns.spark_types import spark_type
 from elephant.spark.hadoop_files import read_model_bytes
@@ -75,7 +75,7 @@ def predict_udf(
 
     Its arguments are columns, in the order of the model's inputs: arrays of numbers, nested to any depth; ml vectors;
     numbers, several of which make one vector for a model with one input; strings for string inputs; binary tensors.
-    Of a model with ``preprocessing`` they are the columns of its ``featuresCol`` or ``inputCols``, in their order.
+    Of a model with ``preprocessing`` they are the columns of its ``featuresCol``, in their order.
     Without returnType it returns a double where the model gives one number, else an ``array<float>``, laid flat; of
     several outputs a struct of these, by the outputs' names.
 
@@ -250,7 +250,7 @@ def _grouping(
     if preprocessing is None:
         arguments = _arguments(facts)
         return arguments.grouped, arguments.schema(arguments.grouped(first))
-    names = list(dict.fromkeys(name for each in given_inputs(preprocessing[1]).values() for name in each))
+    names = input_columns(preprocessing[1])
     if len(first) != len(names):
         raise SchemaError(
             f"predict_udf: expected an argument for each of the columns {', '.join(names)}, which preprocessing "

@@ -16,7 +16,6 @@ server serves descendants of its own executor alone.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import functools
 import importlib
@@ -521,7 +520,6 @@ def run_request(request: ForkRequest, descriptors: Sequence[int]) -> None:
     # Folders of the import path may hold more by now than when the server looked.
     importlib.invalidate_caches()
     sys.argv = [_PROGRAM, *request.arguments]
-    _show_as([sys.executable, "-m", *sys.argv])
     _reseed()
     module = importlib.import_module("elephant.rank.__main__")
     module.end(module.main())
@@ -551,15 +549,6 @@ def _reseed() -> None:
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
-
-
-def _show_as(command: Sequence[str]) -> None:
-    """Has ``ps`` show a command in the place of the server's, as far as there is room."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        start, end = int(fields[45]), int(fields[46])
-        text = b"\0".join(os.fsencode(word) for word in command)[: end - start - 1]
-        ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
 
 
 def _executor_descriptor(process: int, start: int) -> int:

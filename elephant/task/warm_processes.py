@@ -59,7 +59,6 @@ _START_S = 90.0
 # For a server that has imported, and takes 20 ms: one that takes longer is frozen, or swapped out.
 _FORK_S = 4.0
 _BACKLOG = 64
-_SHOWN = 400
 # What training and inference import: modules above this one among them, which their processes may use.
 _PRELOADED = (
     "elephant.rank.__main__",
@@ -356,8 +355,6 @@ def _run_server(
     started, backend = process_start(executor), asked_for(environment)
     arguments = [folder, key, listener, lock, executor, started, backend, ",".join(_PRELOADED)]
     command = [sys.executable, "-m", "elephant.task.forkserver", *map(str, arguments)]
-    # The room in which a forked process shows what it runs.
-    command.append("-" * max(0, _SHOWN - len(" ".join(command))))
     os.set_inheritable(lock, True)
     # The shell ends at once, so that the server is nobody's child: Spark ends Python workers as it likes.
     done = subprocess.run(

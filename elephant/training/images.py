@@ -4,7 +4,7 @@ Both are for preprocessing functions::
 
     KerasEstimator(
         model=model,
-        inputCols=["content", "path"],
+        featuresCol=["content", "path"],
         preprocessing=lambda batch: elephant.decode_images(batch["content"], size=(32, 32), paths=batch["path"]),
     )
 """

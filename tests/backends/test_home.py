@@ -18,8 +18,8 @@ EXACTLY = {
     *log_levels("2"),
     *(name for backend in BACKENDS.values() for name in (*backend.environment(1), *backend.program_layers)),
 }
-# A mode of Keras' lookup layers: term frequency, inverse document frequency.
-OTHERS = {"tf_idf"}
+# A mode of Keras' lookup layers: term frequency, inverse document frequency. And a format of files.
+OTHERS = {"tf_idf", "TFRecord"}
 # Where a framework is named that Keras may compute without.
 ALLOWED = {
     "monitor/listeners.py": "flavors of MLflow, which has one for TensorFlow",

@@ -168,6 +168,7 @@ def outcomes_of(pool, *callbacks, **limits):
     return failed.value.outcomes
 
 
+@pytest.mark.slow("three new processes; test_backends.py kills a rank of JAX's that has no such devices")
 def test_fit_when_a_rank_is_killed_then_the_others_name_it_in_seconds(pool, tmp_path):
     outcomes = outcomes_of(pool, Signals(str(tmp_path), signal.SIGKILL))
     assert time.monotonic() - float((tmp_path / "sent").read_text()) < PATIENCE_S

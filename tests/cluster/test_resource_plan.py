@@ -9,6 +9,8 @@ from tables import every_case
 
 from elephant.cluster.executors import TaskProfile
 from elephant.cluster.gpu_plan import HOSTS, NONE, SPARK, ResourceRequest, plan, slots_per_executor
+from elephant.cluster.warm_workers import WarmWorkers, warm_workers
+from elephant.config import FitConfig, Timeouts
 from elephant.errors import ClusterError, ConfigurationError
 
 LOCALS = ("local", "local[4]", "local[*]", "local[*, 4]")
@@ -295,7 +297,7 @@ def test_plan_with_gpus_demanded_that_spark_does_not_schedule_says_so():
     assert made.notes[0].startswith("spark.executor.resource.gpu.amount is not set")
     assert plan(settings("spark://host:7077"), ResourceRequest()).notes == ()
     of_others = settings("spark://host:7077", **{"spark.executor.resource.GPU.amount": "1"})
-    assert plan(of_others, ResourceRequest(use_gpu=True)).notes[0].endswith("set gpuResource to GPU")
+    assert plan(of_others, ResourceRequest(use_gpu=True)).notes[0].endswith("set spark.elephant.gpuResource to GPU")
 
 
 @pytest.mark.parametrize("name", [HELD, ASKED, "spark.task.cpus", "spark.executor.cores"])
@@ -359,3 +361,24 @@ def test_profile_asks_for_as_many_cores_as_tasks_have():
 )
 def test_slots_per_executor_are_what_cores_and_devices_allow(cores, task_cpus, held, amount, slots):
     assert slots_per_executor(cores=cores, task_cpus=task_cpus, held=held, amount=amount) == slots
+
+
+class Session:
+    """A session of Spark that has some settings."""
+
+    def __init__(self, **settings):
+        self.conf = {f"spark.elephant.{name}": value for name, value in settings.items()}
+
+
+def test_request_when_the_cluster_has_a_name_of_its_own_for_gpus_then_asks_for_these():
+    assert ResourceRequest().named_in(Session(gpuResource="mig")).gpu_resource == "mig"
+    assert ResourceRequest().named_in(Session()).gpu_resource == "gpu"
+    assert ResourceRequest(gpu_resource="card").named_in(Session(gpuResource="mig")).gpu_resource == "card"
+
+
+def test_warm_workers_when_the_cluster_sets_them_then_are_so_many_and_two_otherwise():
+    limits = [warm_workers(session).limit for session in (None, Session(), Session(warmWorkers="auto"))]
+    assert limits == [2, 2, 2]
+    assert warm_workers(Session(warmWorkers="0"), FitConfig(timeouts=Timeouts(warm_s=5.0))) == WarmWorkers(idle_s=5.0)
+    with pytest.raises(ConfigurationError, match="spark.elephant.warmWorkers: expected 'auto' or an integer .* 'few'"):
+        warm_workers(Session(warmWorkers="few"))

@@ -60,7 +60,7 @@ def flat(seen):
     return [list(one) if isinstance(one, tuple) else [one] for one in seen]
 
 
-def test_callbacks_when_they_run_on_the_driver_then_do_to_a_fit_what_they_do_in_one_process(tmp_path):
+def test_callbacks_when_they_run_on_the_driver_then_do_to_a_fit_what_they_do_in_one_process(tmp_path, warm_ranks):
     # What a TensorBoard callback writes, it writes with TensorFlow.
     context = pytest.importorskip("tensorflow.python.eager.context")
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
@@ -102,7 +102,7 @@ def test_callbacks_when_they_run_on_the_driver_then_do_to_a_fit_what_they_do_in_
     assert int(saved.optimizer.iterations) == 3
 
 
-def test_callback_when_it_raises_on_the_driver_then_the_fit_ends_with_its_own_error():
+def test_callback_when_it_raises_on_the_driver_then_the_fit_ends_with_its_own_error(warm_ranks):
     class PrunedError(Exception):
         """As trackers raise them: no error of a worker."""
 
@@ -287,7 +287,7 @@ def test_epochs_when_the_driver_hears_of_them_at_the_end_then_loggers_see_all_an
 
 
 def test_callbacks_when_they_decide_by_numbers_of_one_of_the_user_s_or_by_the_model_s_metrics_then_do_as_in_one_process(
-    tmp_path,
+    tmp_path, warm_ranks
 ):
     data, model = classifier_data(40), regression_model(keras.optimizers.SGD(0.01), metrics=["mae"])
     best = keras.callbacks.ModelCheckpoint(str(tmp_path / "best.keras"), monitor="mae", save_best_only=True)

@@ -78,8 +78,8 @@ def test_parts_when_the_model_is_small_then_are_not_more_than_it_has_blocks():
 
 
 def test_parts_when_options_are_given_then_say_them():
-    (spec,) = (part.spec for part in parts("hogwild", algorithm="dynsgd", max_staleness=4, max_refused_updates=9))
-    assert (spec.locked, spec.divide_by_staleness, spec.max_staleness, spec.max_refused) == (False, True, 4, 9)
+    (spec,) = (part.spec for part in parts("hogwild", algorithm="dynsgd", max_staleness=4))
+    assert (spec.locked, spec.divide_by_staleness, spec.max_staleness, spec.max_refused) == (False, True, 4, 100)
     assert (spec.num_partitions, spec.rule["name"], spec.snapshot_seconds) == (3, "sgd", 30.0)
 
 

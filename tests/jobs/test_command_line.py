@@ -31,14 +31,17 @@ ARGUMENTS = [
     (["--use-gpu", "false"], {"useGpu": False}),
     (["--features-col", "x"], {"featuresCol": "x"}),
     (["--features-col", "x", "--features-col", "y"], {"featuresCol": ["x", "y"]}),
-    (["--input-cols", "a=x", "--input-cols", "b=y", "--input-cols", "b=z"], {"inputCols": {"a": "x", "b": ["y", "z"]}}),
-    (["--input-cols", "x", "--input-cols", "y"], {"inputCols": ["x", "y"]}),
+    (
+        ["--features-col", "a=x", "--features-col", "b=y", "--features-col", "b=z"],
+        {"featuresCol": {"a": "x", "b": ["y", "z"]}},
+    ),
+    (["--label-col", "a=x", "--label-col", "b=y"], {"labelCol": {"a": "x", "b": "y"}}),
     (["--label-col", ""], {"labelCol": None}),
     (["--label-col", "a", "--label-col", "b"], {"labelCol": ["a", "b"]}),
     (["--weight-col", "w"], {"weightCol": "w"}),
     (["--weight-col", "a=w", "--weight-col", "b=v"], {"weightCol": {"a": "w", "b": "v"}}),
     (["--class-weight", "balanced"], {"classWeight": "balanced"}),
-    (["--class-weight", "0=1", "--class-weight", "1=2.5"], {"classWeight": {"0": 1.0, "1": 2.5}}),
+    (["--class-weight", "0=1", "--class-weight", "1=2.5"], {"classWeight": {0: 1.0, 1: 2.5}}),
     (["--callbacks", "mine:stop", "--callbacks", "mine:Log"], {"callbacks": ["mine:stop", "mine:Log"]}),
     (["--custom-objects", "Scale=mine:Scale"], {"customObjects": {"Scale": "mine:Scale"}}),
     (["--read-option", "header=true"], {"readOption": {"header": "true"}}),
@@ -72,7 +75,7 @@ def test_file_when_read_then_says_what_arguments_say(tmp_path):
         "readOption": {"header": "true", "sep": ";"},
         "featuresCol": ["x", "y"],
         "labelCol": None,
-        "classWeight": {"0": 1.0, "1": 2.5},
+        "classWeight": {0: 1.0, 1: 2.5},
         "learningRate": 1e-3,
         "shuffle": False,
         "useGpu": True,
@@ -86,17 +89,26 @@ def test_arguments_when_the_file_says_otherwise_then_win(tmp_path):
 
 
 def test_layers_when_both_choose_the_same_thing_in_two_ways_then_the_upper_one_stays():
-    below = {"featuresCol": "x", "labelCol": "y", "epochs": 2}
-    assert layered(below, {"inputCols": ["a", "b"]}) == {"labelCol": "y", "epochs": 2, "inputCols": ["a", "b"]}
+    below = {"data": "/rows", "validationFraction": 0.1, "epochs": 2}
+    above = {"table": "rows", "validationIndicatorCol": "v"}
+    assert layered(below, above) == {"epochs": 2, **above}
 
 
 REFUSED = [
     (["--epoch", "3"], r"--epoch: expected the name of a setting.*in the arguments. Did you mean 'epochs'\?"),
-    (["--epochs", "three"], "epochs: expected an integer. Received: 'three' in the arguments"),
+    (["--input-cols", "a=x"], r"--input-cols: expected the name .* features-col takes the columns of several inputs"),
+    (["--warm-workers", "0"], r"--warm-workers: .* setting of the cluster: spark.elephant.warmWorkers"),
+    (["--epochs", "three"], "epochs: expected an integer of at least 1. Received: 'three' in the arguments"),
+    (["--epochs", "0"], "epochs: expected an integer of at least 1. Received: '0' in the arguments"),
+    (["--mode", "both"], "mode: expected one of synchronous, asynchronous, hogwild. Received: 'both' in the arguments"),
+    (["--frequency", "weekly"], "frequency: expected batch, epoch or a number of steps. Received: 'weekly'"),
     (["--frequency", ""], "frequency: expected batch, epoch or a number of steps. Received: ''"),
     (["--use-gpu", "maybe"], "use-gpu: expected true, false or auto. Received: 'maybe'"),
     (["--save-mode", "append"], "save-mode: expected one of errorifexists, overwrite, ignore. Received: 'append'"),
-    (["--input-cols", "a=x", "--input-cols", "y"], "--input-cols: expected pairs such as name=column"),
+    (
+        ["--features-col", "a=x", "--features-col", "y"],
+        "--features-col: expected a column, .* or pairs such as name=col",
+    ),
     (["--preprocessing", "prepare.py"], "preprocessing: expected module:function. Received: 'prepare.py'"),
     (["--epochs"], "argument --epochs: expected one argument. See --help"),
 ]
@@ -118,9 +130,9 @@ def test_arguments_when_wrong_then_say_what_is_expected(words, message):
         ("numWorkers: 3", "Did you mean 'num-workers'"),
         ("num_workers: 3", "Did you mean 'num-workers'"),
         ("quux: 3", "quux: expected the name of a setting.* Known: algorithm, "),
-        ("epochs: 2.5", "epochs: expected an integer. Received: 2.5 in .*job.yaml"),
-        ("epochs: true", "epochs: expected an integer. Received: True"),
-        ("label-col: yes", "label-col: expected a column, a list of them, or nothing for none. Received: True"),
+        ("epochs: 2.5", "epochs: expected an integer of at least 1. Received: 2.5 in .*job.yaml"),
+        ("epochs: true", "epochs: expected an integer of at least 1. Received: True"),
+        ("label-col: yes", "label-col: expected a column, .*, or nothing for none. Received: True"),
         ("shuffle: 1", "shuffle: expected true or false. Received: 1"),
         ("- epochs", "--config: expected a map, with lines such as 'epochs: 10'. Received: .*job.yaml' with a list"),
         ("epochs: [", "--config: expected YAML. Received: .*job.yaml'"),

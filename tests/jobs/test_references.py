@@ -8,7 +8,7 @@ from tables import every_case
 
 from elephant.errors import ConfigurationError
 from elephant.jobs.inputs import require_code, resolve, resolve_all, resolve_callbacks
-from elephant.jobs.settings import is_reference
+from elephant.kinds import is_reference
 
 CODE = """
 import keras

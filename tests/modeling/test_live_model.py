@@ -169,7 +169,7 @@ def test_source_when_constructors_take_no_options_then_is_made_again_of_what_the
 
 
 @pytest.mark.slow("two ranks; the test above holds that all of it is found")
-def test_fit_local_when_nothing_is_registered_then_equals_one_process_of_keras():
+def test_fit_local_when_nothing_is_registered_then_equals_one_process_of_keras(warm_ranks):
     model = of_every_kind()
     history, trained = fit_local(model, X, Y, epochs=2, batch_size=8, shuffle=False)
     # Rank 0 has the first half of the rows, rank 1 the second.
@@ -402,7 +402,7 @@ def test_source_when_an_attribute_was_set_after_construction_then_is_not_lost(by
 
 
 @pytest.mark.slow("two ranks; test_source_when_keras_cannot_save_a_subclass holds that the model is the same")
-def test_fit_local_when_keras_cannot_save_the_model_then_equals_one_process_of_keras(by_value):
+def test_fit_local_when_keras_cannot_save_the_model_then_equals_one_process_of_keras(by_value, warm_ranks):
     model = pair(built=False)
     # The ranks would draw other weights than this process does.
     model.parts["decoder"][0].inner.kernel_initializer = keras.initializers.Ones()

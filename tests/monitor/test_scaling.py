@@ -82,8 +82,8 @@ def test_efficiency_when_the_run_of_one_worker_failed_then_is_that_over_the_smal
         # 64 rows in 0.64 s, of which 0.32 s are for 1 MB.
         (
             [run_of(2, 100.0, hosts=2, **HALF)],
-            {"bucketBytes": 0},
-            ["Exchanging takes 50%", "Leave bucketBytes unset", "compression='bfloat16' halves the 1.0 MB that a "
+            {},
+            ["Exchanging takes 50%", "compression='bfloat16' halves the 1.0 MB that a "
              "worker sends in a step, at 3 MB/s: up to 33% more", "frequency=8"],
         ),
         ([run_of(2, 100.0, hosts=2, **HALF)], {"compression": "int8"}, ["Exchanging takes 50%", "frequency=8"]),

@@ -66,7 +66,7 @@ def test_by_rank_when_there_are_epochs_then_adds_them_up():
         (summary_of(event(0), event(1, wait_s=5.0)), ["Rank 0 on h0 is .* others wait for it 40% .* Look at"]),
         (summary_of(event(0, rows=200), event(1, wait_s=5.0)), ["Rank 0 on h0 .* repartition the DataFrame"]),
         (summary_of(event(0, wait_s=4.0), event(1, wait_s=4.0)), ["Exchanging takes 40% of the time. .*frequency=k"]),
-        (summary_of(event(0, input_s=3.0)), ["Steps wait for their rows 30% of the time. .*cachePreprocessing"]),
+        (summary_of(event(0, input_s=3.0)), ["Steps wait for their rows 30% of the time. .*without a generator"]),
         (summary_of(history={"loss": [1.0, float("nan")]}), ["The loss is not finite"]),
         (summary_of(history={"val_loss": [3.0, 1.0, 2.0, 2.0, 2.0, 2.0]}), ["val_loss was lowest in epoch 2 of 6"]),
         (summary_of(history={"val_loss": [3.0, 1.0, 2.0]}), []),

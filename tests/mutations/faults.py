@@ -112,7 +112,7 @@ FAULTS = (
         old="self._share.since(self._averaged_at))",
         new="self._share.since(0))",
         breaks="Weights are averaged by the rows of the epoch so far and not by those since the last average.",
-        tests=(f"{_LOCAL_STEPS}[3-(29, 9, 0)]",),
+        tests=(f"{_LOCAL_STEPS}[3 uneven]",),
     ),
     Fault(
         name="kernel-weighs-as-in-the-first-step",
@@ -347,6 +347,22 @@ FAULTS = (
         breaks="The rows of a worker are dealt out unevenly to its GPUs.",
         tests=("tests/task/test_rank_processes.py",),
     ),
+    Fault(
+        name="preprocessing-draws-once",
+        file="elephant/rank/input/preprocessed_shard.py",
+        old="if not takes_generator(functions.preprocess):",
+        new="if functions.preprocess is not None:",
+        breaks="Preprocessing that draws has the same draws in every epoch.",
+        tests=("tests/rank/test_preprocessing.py",),
+    ),
+    Fault(
+        name="option-of-numpy",
+        file="elephant/kinds.py",
+        old="value = self.convert(plain(given))",
+        new="value = self.convert(given)",
+        breaks="Scalars and arrays of numpy are no values of options.",
+        tests=("tests/test_kinds.py",),
+    ),
     # Options that are ignored
     Fault(
         name="option-batch-size",
@@ -493,7 +509,7 @@ FAULTS = (
         old="weighted = gradient * gradient.dtype.type(share) if share else np.zeros_like(gradient)",
         new="weighted = gradient / collective.world_size if share else np.zeros_like(gradient)",
         breaks="Gradients through the common mean and variance weigh all ranks alike.",
-        tests=(f"{_BATCH_NORM}[(23, 9, 0)-dense_model]",),
+        tests=(f"{_BATCH_NORM}[dense]",),
     ),
     Fault(
         name="last-bucket-skipped",
@@ -1289,6 +1305,22 @@ FAULTS = (
         new="spark.getLocalProperties()",
         breaks="The user's own description of jobs is there again after a fit.",
         tests=("tests/cluster/test_spark_job.py",),
+    ),
+    Fault(
+        name="restart-keeps-what-ranks-told-before",
+        file="elephant/monitor/record.py",
+        old="if self.together and started.rank in self._of_attempt:",
+        new="if False:",
+        breaks="The summary of a fit that was started again has times of the attempt before.",
+        tests=("tests/monitor/test_record.py",),
+    ),
+    Fault(
+        name="worker-replaced-restarts-the-epoch-s-clock",
+        file="elephant/monitor/record.py",
+        old="if self.together or started.rank not in self.started:",
+        new="if True:",
+        breaks="Listeners of an asynchronous fit hear of epochs that are shorter than they were.",
+        tests=("tests/monitor/test_record.py",),
     ),
     Fault(
         name="bench-counts-the-first-epoch",

@@ -87,7 +87,7 @@ def test_rule_when_keras_applies_the_same_100_gradients_one_by_one_then_has_the_
         np.testing.assert_array_equal(received.view(np.uint32), expected.view(np.uint32))
 
 
-@every_case(
+@pytest.mark.parametrize(
     "name",
     in_tiers(list(NORMS), fast=["adam_norm_scale", "adamw_global"], slow="other optimizers whose norm is clipped"),
 )

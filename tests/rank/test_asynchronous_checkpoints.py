@@ -15,7 +15,7 @@ from elephant.config import AsynchronousOptions
 pytestmark = pytest.mark.usefixtures("by_value")
 
 ROWS = (31, 17, 24)
-EPOCHS = 100
+EPOCHS = 60
 
 
 def linear_model():
@@ -50,7 +50,7 @@ def test_weights_when_a_fit_goes_on_from_mid_flight_then_are_the_exact_sum_of_al
     with AsynchronousFit(rank_pool, job, parts, parameter_servers=servers) as fit:
         for partition in range(3):
             fit.begin(partition, attempt=40)
-        fit.wait_for_step(1, 60)
+        fit.wait_for_step(1, 30)
         # Pushes go on meanwhile.
         kept = fit.control.keep()
         for partition in range(3):

@@ -52,12 +52,16 @@ def image_model():
     return model
 
 
-BUILDERS = [dense_model, branched_model, image_model]
+CASES = {
+    "dense": (dense_model, (23, 9, 0)),
+    "branches": (branched_model, (24, 24)),
+    "images": (image_model, (23, 9, 0)),
+}
 
 
-@pytest.mark.parametrize("build", in_tiers(BUILDERS, fast=["dense_model"], slow="another model"))
-@pytest.mark.parametrize("sizes", in_tiers([(24, 24), (23, 9, 0)], fast=["(23, 9, 0)"], slow="other sizes"))
-def test_weights_and_statistics_when_synchronised_then_equal_one_process(rank_pool, build, sizes):
+@pytest.mark.parametrize("case", in_tiers(CASES, fast=["dense"], slow="another model"))
+def test_weights_and_statistics_when_synchronised_then_equal_one_process(rank_pool, case):
+    build, sizes = case
     parts = split(classifier_data(sum(sizes)), sizes)
     job = job_for(build(), epochs=2, batch_size=4, shuffle=False, sync_batch_norm=True)
     recordings = rank_pool.fit(job, parts)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from keras_reference import StopOnOneRank, classifier_data, job_for, regression_model, split
 from rank_pool import RankError
+from tiers import in_tiers
 
 from elephant.backends import tensorflow_exchange
 from elephant.backends.gradient_averager import GradientAverager
@@ -317,16 +318,21 @@ def embedding_model(optimizer):
     return model
 
 
+FITS = {
+    "dense, a rank without rows": (regression_model, (19, 8, 0), {}),
+    "dense, several steps at once": (regression_model, (20, 20), {"steps_per_execution": 2}),
+    "slices, a rank without rows": (embedding_model, (19, 8, 0), {}),
+    "slices, several steps at once": (embedding_model, (20, 20), {"steps_per_execution": 2}),
+    "slices, eagerly": (embedding_model, (12, 8), {"run_eagerly": True}),
+}
+# A model with an embedding has dense gradients, too.
+FAST = ["slices, a rank without rows", "dense, several steps at once", "slices, eagerly"]
+
+
 @built
-@pytest.mark.parametrize("network", [regression_model, embedding_model])
-@pytest.mark.parametrize(
-    "sizes, options",
-    [((23, 16, 9), {}), ((19, 8, 0), {}), ((20, 20), {"steps_per_execution": 2}), ((12, 8), {"run_eagerly": True})],
-    ids=str,
-)
-def test_weights_when_a_fit_uses_the_kernel_then_have_the_bits_of_the_callback(
-    rank_pool, tmp_path, network, sizes, options
-):
+@pytest.mark.parametrize("case", in_tiers(FITS, fast=FAST, slow="test_averages_when_made_by_the_kernel, without a fit"))
+def test_weights_when_a_fit_uses_the_kernel_then_have_the_bits_of_the_callback(rank_pool, tmp_path, case):
+    network, sizes, options = case
     data = classifier_data(sum(sizes))
     # Numbers that can be looked up.
     parts = split({**data, "features": np.floor(np.abs(data["features"]) * 3) % 9}, sizes)

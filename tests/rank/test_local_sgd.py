@@ -53,9 +53,21 @@ def play_local_sgd(build, parts, every, epochs):
     return models[0].get_weights()
 
 
-@pytest.mark.parametrize("sizes", in_tiers([(24, 24), (29, 9, 0), (33, 5)], fast=["(29, 9, 0)"], slow="other sizes"))
-@pytest.mark.parametrize("frequency", in_tiers([1, 3, "epoch"], fast=[3, "epoch"], slow="another frequency"))
-def test_weights_when_ranks_train_alone_then_equal_the_weighted_average(rank_pool, sizes, frequency):
+# How often ranks average, and their rows: one without any, a last window that is shorter, ranks that are equal.
+WINDOWS = {
+    "3 uneven": (3, (29, 9, 0)),
+    "epoch uneven": ("epoch", (29, 9, 0)),
+    "1 uneven": (1, (29, 9, 0)),
+    "3 of two": (3, (33, 5)),
+    "epoch even": ("epoch", (24, 24)),
+}
+FAST = ["3 uneven", "epoch uneven"]
+
+
+@pytest.mark.parametrize("case", in_tiers(WINDOWS, fast=FAST, slow="other windows and sizes"))
+def test_weights_when_ranks_train_alone_then_equal_the_weighted_average(rank_pool, case):
+    frequency, sizes = case
+
     def build():
         return small_model(keras.optimizers.SGD(0.05, momentum=0.9))
 

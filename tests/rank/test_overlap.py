@@ -109,7 +109,7 @@ def test_step_when_a_later_one_adds_to_gradients_that_have_left_then_is_refused(
 
     model.compute_loss = compute_loss_with_another_pass
     try:
-        with pytest.raises(UnsupportedError, match="Set bucketBytes=0"):
+        with pytest.raises(UnsupportedError, match="ELEPHANT_BUCKET_BYTES: .* Set it to 0 in the driver's environment"):
             model.fit(columns["features"], columns["label"], batch_size=5, shuffle=False, verbose=0)
     finally:
         averager.close()

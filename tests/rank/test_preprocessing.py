@@ -272,7 +272,7 @@ def regression_model():
     return model
 
 
-def job_of(model=None, *, preprocess=powers, cached=True, augment=None, validated=False, **options):
+def job_of(model=None, *, preprocess=powers, augment=None, validated=False, **options):
     source = model_source(model or regression_model())
     validation = Field("validation", ("v",), "bool", SCALAR) if validated else None
     raw = DataSchema(
@@ -286,16 +286,23 @@ def job_of(model=None, *, preprocess=powers, cached=True, augment=None, validate
         labels=(Field("label", ("y",), "float32", DENSE, (1,)),),
         validation=validation,
     )
-    functions = BatchFunctions(preprocess=preprocess, cached=cached, augment=augment, target=target)
+    functions = BatchFunctions(preprocess=preprocess, augment=augment, target=target)
     return TrainingJob(source, (), FitConfig(**options), raw, preprocessing=functions)
 
 
-@pytest.mark.parametrize("cached", in_tiers({"cached": True, "anew": False}, fast=["cached"], slow="the same rows"))
-def test_weights_when_ranks_preprocess_then_equal_one_process_on_what_it_makes(rank_pool, cached):
+def powers_for_every_batch(batch, rng):
+    return powers(batch)
+
+
+@pytest.mark.parametrize(
+    "preprocess",
+    in_tiers({"once": powers, "for every batch": powers_for_every_batch}, fast=["once"], slow="the same rows"),
+)
+def test_weights_when_ranks_preprocess_then_equal_one_process_on_what_it_makes(rank_pool, preprocess):
     sizes = (13, 0, 6)
     columns = raw_columns(sum(sizes))
     columns["validation"] = np.arange(sum(sizes)) % 5 == 4
-    job = job_of(cached=cached, validated=True, epochs=2, batch_size=4, shuffle=False)
+    job = job_of(preprocess=preprocess, validated=True, epochs=2, batch_size=4, shuffle=False)
     recordings = rank_pool.fit(job, split(columns, sizes))
     kept = {**processed(columns), "validation": columns["validation"]}
     parts = split(kept, sizes)
@@ -311,20 +318,32 @@ def test_weights_when_ranks_preprocess_then_equal_one_process_on_what_it_makes(r
     assert recordings[0].epochs[-1]["val_mae"] == pytest.approx(mae, rel=1e-5)
 
 
-def test_weights_when_ranks_augment_then_equal_one_process_on_the_same_draws(rank_pool):
+def shaken(batch, rng):
+    return {"x": batch["x"] * rng.uniform(0.5, 1.5, size=(len(batch["x"]), 1))}
+
+
+def powers_shaken(batch, rng):
+    return {**powers(batch), **shaken(powers(batch), rng)}
+
+
+@pytest.mark.parametrize(
+    ("functions", "purpose"),
+    [({"augment": shaken}, AUGMENT), ({"preprocess": powers_shaken}, PREPARE)],
+    ids=["augmentation", "preprocessing"],
+)
+def test_weights_when_ranks_draw_for_their_batches_then_equal_one_process_on_the_same_draws(
+    rank_pool, functions, purpose
+):
     sizes = (9, 5)
     parts = split(processed(raw_columns(sum(sizes))), sizes)
 
-    def shaken(batch, rng):
-        return {"x": batch["x"] * rng.uniform(0.5, 1.5, size=(len(batch["x"]), 1))}
-
     def augmented(part, rank, epoch, step):
         rows = {name: values[step * 4 : (step + 1) * 4] for name, values in part.items()}
-        rng = generator(AUGMENT, 3, rank, epoch, step)
+        rng = generator(purpose, 3, rank, epoch, step)
         factors = rng.uniform(0.5, 1.5, size=(len(rows["features"]), 1))
         return {**rows, "features": (rows["features"] * factors).astype("float32")}
 
-    job = job_of(augment=shaken, epochs=2, batch_size=4, shuffle=False, seed=3)
+    job = job_of(**functions, epochs=2, batch_size=4, shuffle=False, seed=3)
     recordings = rank_pool.fit(job, split(raw_columns(sum(sizes)), sizes))
     batches = []
     for epoch in range(2):
@@ -339,15 +358,12 @@ def noisy(batch, rng):
     return {"x": batch["x"][:, np.newaxis] * np.ones(6) + rng.normal(size=(len(batch["x"]), 1))}
 
 
-@pytest.mark.parametrize("cached", in_tiers({"cached": True, "anew": False}, fast=["anew"], slow="the same rows"))
-def test_weights_when_an_asynchronous_worker_preprocesses_then_do_not_depend_on_the_order_of_delivery(
-    rank_pool, cached
-):
+def test_weights_when_an_asynchronous_worker_preprocesses_then_do_not_depend_on_the_order_of_delivery(rank_pool):
     columns = raw_columns(11)
     reordered = {name: values[::-1].copy() for name, values in columns.items()}
     trained = []
     for part in (columns, reordered):
-        job = job_of(preprocess=noisy, cached=cached, mode="asynchronous", epochs=2, batch_size=4, seed=2)
+        job = job_of(preprocess=noisy, mode="asynchronous", epochs=2, batch_size=4, seed=2)
         with AsynchronousFit(rank_pool, job, [part]) as fit:
             recording = fit.train(0)
             trained.append(fit.weights())
@@ -356,19 +372,25 @@ def test_weights_when_an_asynchronous_worker_preprocesses_then_do_not_depend_on_
     assert largest_difference(trained[0], regression_model().get_weights()) > 0.01
 
 
-WHEN = {"before the fit": (True, False), "in every epoch": (False, False), "in every batch": (True, True)}
+def broken(batch):
+    raise KeyError("no such breed")
 
 
-@pytest.mark.parametrize("when", in_tiers(WHEN, fast=["in every batch"], slow="the function is called elsewhere"))
-def test_fit_when_a_function_raises_then_its_own_error_is_what_comes(rank_pool, when):
-    cached, augments = when
+def broken_for_every_batch(batch, rng):
+    broken(batch)
 
-    def broken(batch):
-        raise KeyError("no such breed")
 
-    functions = {"augment": broken} if augments else {"preprocess": broken}
+WHEN = {
+    "before the fit": {"preprocess": broken},
+    "in every epoch": {"preprocess": broken_for_every_batch},
+    "in every batch": {"augment": broken},
+}
+
+
+@pytest.mark.parametrize("functions", in_tiers(WHEN, fast=["in every batch"], slow="the function is called elsewhere"))
+def test_fit_when_a_function_raises_then_its_own_error_is_what_comes(rank_pool, functions):
     with pytest.raises(RankError) as caught:
-        rank_pool.fit(job_of(cached=cached, batch_size=4, **functions), split(raw_columns(12), (6, 6)))
+        rank_pool.fit(job_of(batch_size=4, **functions), split(raw_columns(12), (6, 6)))
     failures = [outcome for outcome in caught.value.outcomes if outcome[0] == "KeyError"]
     assert failures
     assert "no such breed" in failures[0][1] and "in broken" in failures[0][2]

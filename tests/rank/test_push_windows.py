@@ -72,9 +72,16 @@ class Simulation:
         give(model, self.center)
 
 
-@pytest.mark.parametrize("frequency", in_tiers([1, 3, "epoch"], fast=[3], slow="another frequency"))
-@pytest.mark.parametrize("algorithm", ["downpour", "dynsgd", "adag", "aeasgd", "eamsgd", "sum"])
-def test_weights_when_two_workers_take_turns_then_equal_the_simulation(rank_pool, algorithm, frequency):
+ALGORITHMS = ["downpour", "dynsgd", "adag", "aeasgd", "eamsgd", "sum"]
+# Of three that begin, scale and return each in a way of their own, with other windows, too.
+CASES = {f"{name} 3": (name, 3) for name in ALGORITHMS}
+FAST = [*CASES]
+CASES |= {f"{name} {every}": (name, every) for name in ("downpour", "adag", "aeasgd") for every in (1, "epoch")}
+
+
+@pytest.mark.parametrize("case", in_tiers(CASES, fast=FAST, slow="another frequency"))
+def test_weights_when_two_workers_take_turns_then_equal_the_simulation(rank_pool, case):
+    algorithm, frequency = case
     momentum = 0.9 if algorithm == "eamsgd" else 0.0
     parts = split(classifier_data(sum(SIZES)), SIZES)
     options = AsynchronousOptions(algorithm=algorithm)
@@ -111,7 +118,7 @@ def test_pushes_when_another_worker_was_faster_then_dynsgd_divides_them():
 def test_validation_when_averaging_is_elastic_then_is_of_the_center_and_training_goes_on_from_the_own(rank_pool):
     columns = classifier_data(15)
     columns["validation"] = np.arange(15) % 5 == 0
-    options = AsynchronousOptions(algorithm="aeasgd", elasticity=0.25)
+    options = AsynchronousOptions(algorithm="aeasgd:0.25")
     job = job_for(
         model_for(),
         mode="asynchronous",

@@ -162,7 +162,7 @@ EXCHANGES = {
 
 @pytest.mark.parametrize("options", in_tiers(EXCHANGES, fast=["gradients"], slow="another way to exchange"))
 @pytest.mark.parametrize(
-    "lost", in_tiers(["nobody", "a worker", "the server"], fast=["the server"], slow="tests/spark kills a worker")
+    "lost", in_tiers(["a worker", "the server"], fast=["the server"], slow="tests/spark kills a worker")
 )
 def test_weights_when_somebody_is_killed_in_mid_fit_then_are_the_exact_sum_of_all_pushes(rank_pool, lost, options):
     parts = [whole_numbers(rows, seed) for seed, rows in enumerate((31, 17, 24))]

@@ -70,7 +70,7 @@ def annealed():
     return model_with(weighted), alpha, Anneal()
 
 
-def test_variable_outside_of_the_model_when_a_callback_sets_it_then_the_fit_does_as_one_process_does():
+def test_variable_outside_of_the_model_when_a_callback_sets_it_then_the_fit_does_as_one_process_does(warm_ranks):
     data = classifier_data(ROWS)
     model, alpha, callback = annealed()
     history, trained = fit_local(
@@ -272,7 +272,9 @@ class Anneal(keras.callbacks.Callback):
 """
 
 
-def test_variable_when_it_is_in_a_module_then_the_one_of_the_module_is_shared_and_comes_back(tmp_path, monkeypatch):
+def test_variable_when_it_is_in_a_module_then_the_one_of_the_module_is_shared_and_comes_back(
+    tmp_path, monkeypatch, warm_ranks
+):
     (tmp_path / "annealing_module.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
     module = importlib.import_module("annealing_module")

@@ -33,9 +33,20 @@ def shuffled(epoch, rank, rows):
     return row_order(11, epoch, rank, rows, shuffle=True)
 
 
-@pytest.mark.parametrize("sizes", in_tiers(SIZES, fast=["uneven"], slow="other sizes"))
-@pytest.mark.parametrize("steps", in_tiers([1, 3, 7, 12], fast=[3, 7], slow="other steps"))
-def test_weights_and_history_when_epochs_have_so_many_steps_then_equal_one_process(rank_pool, sizes, steps):
+# A pass has five steps, of "even" three: epochs of less than one, of exactly one, of parts of two, and of several.
+CASES = {
+    "3 uneven": (3, SIZES["uneven"]),
+    "7 uneven": (7, SIZES["uneven"]),
+    "3 even": (3, SIZES["even"]),
+    "1 one empty": (1, SIZES["one empty"]),
+    "12 one empty": (12, SIZES["one empty"]),
+}
+FAST = ["3 uneven", "7 uneven"]
+
+
+@pytest.mark.parametrize("case", in_tiers(CASES, fast=FAST, slow="other steps and sizes"))
+def test_weights_and_history_when_epochs_have_so_many_steps_then_equal_one_process(rank_pool, case):
+    steps, sizes = case
     columns = classifier_data(sum(sizes))
     columns["weight"] = np.random.default_rng(3).uniform(0, 2, sum(sizes)).astype("float32")
     parts = split(columns, sizes)
@@ -187,7 +198,7 @@ def limits():
     keras.config.set_max_steps_per_epoch(None)
 
 
-def test_fit_when_keras_limits_epochs_and_steps_then_does_as_one_process(limits):
+def test_fit_when_keras_limits_epochs_and_steps_then_does_as_one_process(limits, warm_ranks):
     data, order = classifier_data(40), np.arange(40).reshape(2, 4, 5).transpose(1, 0, 2).ravel()
     model = regression_model(keras.optimizers.SGD(0.05))
     options = {"epochs": 5, "shuffle": False}

@@ -167,7 +167,7 @@ def test_fit_when_sequences_of_any_length_have_weights_then_equals_one_process(r
 def test_fit_when_one_output_has_weights_by_token_and_another_by_row_then_equals_one_process(rank_pool):
     types = {**SIZED, "trust": FloatType()}
     labels, weights = {"tags": "label", "size": "size"}, {"tags": "weight", "size": "trust"}
-    schema = schema_of(two_outputs, types, labels=labels, weight=weights)
+    schema = schema_of(two_outputs, types, label=labels, weight=weights)
     assert [field.kind for field in schema.weights] == [DENSE, SCALAR]
     recording, reference, history = trained(rank_pool, two_outputs, schema, of_two(np.random.default_rng(3)))
     require_equal(recording, reference, {"loss": history["loss"]})
@@ -208,7 +208,7 @@ def test_weights_when_they_do_not_fit_the_loss_then_say_what_does():
     with pytest.raises(
         SchemaError, match="weightCol: expected weights for each of the outputs tags, size, whose losses"
     ):
-        schema_of(two_outputs, SIZED, labels={"tags": "label", "size": "size"})
+        schema_of(two_outputs, SIZED, label={"tags": "label", "size": "size"})
     build, data, types = CASES["tokens"]
     schema = schema_of(build, types)
     evaluation = Evaluation(model=packed_model(model_source(build())), schema=schema, batch_size=4)

@@ -65,7 +65,7 @@ def nothing_left_behind(request):
     while left and time.monotonic() < deadline:
         left = [
             process.pid
-            for name in ("training", "parameter_server")
+            for name in ("rank", "parameter_server")
             for process in processes_of(f"elephant.{name}", folder=folder)
             # A Python worker of Spark keeps the process in which it predicts, for its next task.
             if not predicts(process)

@@ -75,7 +75,7 @@ def test_fit_when_asynchronous_then_a_server_applies_every_batch_once_and_the_mo
 
 ALGORITHMS = [
     {"algorithm": "adag", "frequency": 3, "parameterServers": 2, "compression": "bfloat16"},
-    {"algorithm": "aeasgd", "frequency": "epoch", "elasticity": 0.5, "serverPlacement": "executors"},
+    {"algorithm": "aeasgd:0.5", "frequency": "epoch", "serverPlacement": "executors"},
 ]
 
 
@@ -179,9 +179,12 @@ def test_fit_when_there_are_no_rows_to_train_on_then_says_so(spark):
     ("options", "error", "text"),
     [
         ({"syncBatchNorm": True}, ConfigurationError, "sync_batch_norm: expected mode='synchronous'"),
-        ({"bucketBytes": 0}, ConfigurationError, "bucket_bytes: expected mode='synchronous'"),
         ({"scaleLearningRate": True}, ConfigurationError, "scale_learning_rate: expected mode='synchronous'"),
-        ({"elasticity": 0.1}, ConfigurationError, "elasticity: expected algorithm='aeasgd' or 'eamsgd'"),
+        (
+            {"algorithm": "adag:0.1"},
+            ConfigurationError,
+            "algorithm: expected .*'aeasgd' and 'eamsgd' may have a moving rate",
+        ),
         ({"algorithm": "easgd"}, ConfigurationError, "algorithm: expected one of downpour"),
         ({"mode": "synchronous", "algorithm": "adag"}, ConfigurationError, "algorithm: expected mode='asynchronous'"),
         ({"mode": "synchronous", "port": 4000}, ConfigurationError, "port: expected mode='asynchronous'"),

@@ -241,7 +241,7 @@ def test_params_when_asked_then_explain_copy_and_set(spark):
             "no param 'epoch'. Did you mean 'epochs'. Known: algorithm, allowBatchCoupledLoss, augmentation",
         ),
         ({"epochs": 0}, ConfigurationError, "epochs: expected an integer of at least 1. Received: 0"),
-        ({"batchSize": "many"}, TypeError, 'param "batchSize". Could not convert many to int'),
+        ({"batchSize": "many"}, TypeError, 'param "batchSize". expected an integer of at least 1. Received: .many'),
         ({"featuresCol": 3}, TypeError, "expected a column name or a list of column names. Received: 3"),
         ({"mode": "both"}, ConfigurationError, "mode: expected one of synchronous, asynchronous, hogwild"),
         ({"callbacks": [3]}, ConfigurationError, "callbacks: expected instances of keras.callbacks.Callback"),

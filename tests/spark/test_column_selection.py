@@ -296,7 +296,7 @@ def facts_for(**inputs):
 
 
 def inputs_read(frame, facts, columns, sparse=()):
-    schema = training_schema(frame.schema, facts, ColumnSelection(inputs=columns, label=None)).with_sparse(sparse)
+    schema = training_schema(frame.schema, facts, ColumnSelection(features=columns, label=None)).with_sparse(sparse)
     return schema, read(frame, schema)
 
 
@@ -357,7 +357,7 @@ def test_vectors_when_the_first_row_is_sparse_then_stay_sparse_for_a_dense_input
     rows.append((Vectors.dense([1.0, 2.0, 3.0, 4.0]), OldVectors.dense([0.0, 0.0, 0.0, 5.0]), rows[0][0]))
     frame = spark.createDataFrame(rows, ["new", "old", "dense"]).coalesce(1)
     facts = facts_for(**dict.fromkeys(frame.columns, ((4,), "float32")))
-    choice = ColumnSelection(inputs={name: name for name in frame.columns}, label=None)
+    choice = ColumnSelection(features={name: name for name in frame.columns}, label=None)
     rows = rows_of_frame(frame, facts, choice, preprocessed=False)
     source, schema = rows.source, rows.schema
     assert [field.kind for field in schema.inputs] == ["sparse", "sparse", "dense"]
@@ -374,7 +374,7 @@ def test_first_row_when_python_has_no_such_date_then_is_read(spark):
     source = rows_of_frame(
         spark.range(1).selectExpr(*columns).selectExpr("*", "array(later) AS times"),
         facts_for(a=((2,), "float32")),
-        ColumnSelection(inputs={"a": ["later", "day"]}, label=None),
+        ColumnSelection(features={"a": ["later", "day"]}, label=None),
         preprocessed=False,
     ).source
     [[seconds, days]] = source.first_row().column(0).to_pylist()
@@ -384,8 +384,8 @@ def test_first_row_when_python_has_no_such_date_then_is_read(spark):
 def test_parts_of_structs_when_their_names_with_the_struct_mean_something_else_too_then_are_refused(spark):
     frame = spark.sql("SELECT struct(1 AS x, 2 AS y) AS s, 7 AS `S.X`, struct(3 AS u) AS `s.t`")
     with pytest.raises(SchemaError, match="'s.x' may mean.* Received: 2. Rename one of them"):
-        raw_input_schema(frame.schema, ColumnSelection(inputs=["s"]))
-    schema = raw_input_schema(frame.drop("S.X").schema, ColumnSelection(inputs=["s", "s.t"]))
+        raw_input_schema(frame.schema, ColumnSelection(features=["s"]))
+    schema = raw_input_schema(frame.drop("S.X").schema, ColumnSelection(features=["s", "s.t"]))
     [row] = frame.drop("S.X").select(*selected_columns(frame.drop("S.X").schema, schema)).collect()
     assert tuple(row) == (1, 2, 3)
 
@@ -393,19 +393,22 @@ def test_parts_of_structs_when_their_names_with_the_struct_mean_something_else_t
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ({"a": "i"}, "inputCols: expected a column for each of the model's inputs a, b. .* Add one for 'b'"),
+        ({"a": "i"}, "featuresCol: expected a column for each of the model's inputs a, b. .* Add one for 'b'"),
         ({"a": "i", "b": "i", "c": "i"}, "inputs a, b. Received: columns for a, b, c. The model has no input 'c'"),
-        (["i"], "inputCols: expected a column for each .* a, b. Received: 1 columns: i"),
-        ({"a": "i", "b": "nowhere"}, "inputCols: expected one of the columns floats, .* Received: 'nowhere'"),
-        ({"a": "i", "b": "text"}, "inputCols: expected an array .* Received: column 'text' of type string"),
-        (None, "inputCols: expected a column for each of the model's inputs a, b. Received: none"),
+        (["i"], "featuresCol: expected a column for each .* a, b. Received: 1 columns: i"),
+        ({"a": "i", "b": "nowhere"}, "featuresCol: expected one of the columns floats, .* Received: 'nowhere'"),
+        ({"a": "i", "b": "text"}, "featuresCol: expected an array .* Received: column 'text' of type string"),
+        (
+            "i",
+            "featuresCol: expected a column for each of the model's inputs a, b. Received: 'i'. Set featuresCol={'a'",
+        ),
     ],
     ids=str,
 )
 def test_inputs_when_columns_do_not_fit_then_the_error_names_what_was_expected(table, inputs, message):
     facts = facts_for(a=((1,), "float32"), b=((1,), "float32"))
     with pytest.raises(SchemaError, match=message):
-        training_schema(table.schema, facts, ColumnSelection(features="floats", inputs=inputs, label=None))
+        training_schema(table.schema, facts, ColumnSelection(features=inputs, label=None))
 
 
 def test_columns_when_a_value_is_null_then_the_error_names_the_column(spark):
@@ -429,20 +432,20 @@ def two_outputs(**options):
 @pytest.mark.parametrize(
     ("compiled", "options", "message"),
     [
-        ({}, {}, "labelCols: expected a column for each of the model's outputs age, kind. Received: labelCol='i'"),
-        ({}, {"labelCols": {"age": "i"}}, "outputs age, kind. Received: columns for age. Add one for 'kind'"),
-        ({}, {"labelCols": ["i", "text"]}, "labelCols: expected numbers, such as .*StringIndexer.* column 'text'"),
+        ({}, {}, "labelCol: expected a column for each of the model's outputs age, kind. Received: 'i'"),
+        ({}, {"labelCol": {"age": "i"}}, "outputs age, kind. Received: columns for age. Add one for 'kind'"),
+        ({}, {"labelCol": ["i", "text"]}, "labelCol: expected numbers, such as .*StringIndexer.* column 'text'"),
         (
             {},
-            {"labelCols": ["i", "floats"], "weightCol": {"age": "weight"}},
+            {"labelCol": ["i", "floats"], "weightCol": {"age": "weight"}},
             "weightCol: expected a column for each of the model's outputs age, kind",
         ),
         (
             {"loss": {"age": "mse", "kind": None}, "metrics": {"kind": ["mae"]}},
-            {"labelCols": {"age": "i"}},
+            {"labelCol": {"age": "i"}},
             "Add one for 'kind'",
         ),
-        ({}, {"labelCols": ["i", "floats"], "classWeight": {0: 1.0}}, "classWeight: expected a model with one output"),
+        ({}, {"labelCol": ["i", "floats"], "classWeight": {0: 1.0}}, "classWeight: expected a model with one output"),
         (
             {"loss": {"age": "mse", "kind": None}},
             {"weightCol": "weight", "classWeight": {0: 1.0}},
@@ -452,7 +455,7 @@ def two_outputs(**options):
     ids=lambda value: str(value)[:30],
 )
 def test_fit_when_labels_do_not_fit_the_outputs_then_says_what_was_expected(table, compiled, options, message):
-    known = {"featuresCol": "floats", "verbose": 0, **({} if "labelCols" in options else {"labelCol": "i"})}
+    known = {"featuresCol": "floats", "verbose": 0, "labelCol": "i"}
     with pytest.raises((SchemaError, ConfigurationError), match=message):
         KerasEstimator(model=two_outputs(**compiled), **{**known, **options}).fit(table)
 

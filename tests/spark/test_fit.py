@@ -185,6 +185,7 @@ def test_fit_when_callbacks_see_epochs_then_all_ranks_stop_and_logs_listeners_an
     columns = classifier_data(64)
     frame = partitioned_frame(spark, split_rows(columns, [40, 24]), SCHEMA)
     seen, hears = [], Hears()
+    spark.conf.set("spark.elephant.trace", "true")
     estimator = KerasEstimator(
         regression_model(keras.optimizers.SGD(0.0)),
         numWorkers=2,
@@ -203,10 +204,12 @@ def test_fit_when_callbacks_see_epochs_then_all_ranks_stop_and_logs_listeners_an
         ],
         driverCallbacks=hears,
         eventsPath=f"file://{tmp_path}/events",
-        tracePath=f"file://{tmp_path}/traces",
         verbose=0,
     )
-    fitted = estimator.fit(frame)
+    try:
+        fitted = estimator.fit(frame)
+    finally:
+        spark.conf.unset("spark.elephant.trace")
     losses = fitted.history["val_loss"]
     assert len(losses) == 3 and losses == seen == hears.epochs
     assert hears.end == (fitted, None)
@@ -220,7 +223,7 @@ def test_fit_when_callbacks_see_epochs_then_all_ranks_stop_and_logs_listeners_an
     # What the file says is what the model says.
     assert program.main(["report", str(path.parent), "--output", str(tmp_path / "told.html")]) == 0
     assert (tmp_path / "told.html").read_text() == fitted.summary.report(tmp_path / "own.html").read_text()
-    (path,) = (tmp_path / "traces").glob("*.json")
+    (path,) = (tmp_path / "events").glob("*.json")
     traced = json.loads(path.read_text())["traceEvents"]
     assert [one["pid"] for one in traced if one["name"] == "epoch 3"].count(2) == 1
     assert {one["pid"] for one in traced if one["name"] == "step"} == {2, 3}

@@ -7,8 +7,8 @@ import pytest
 
 from elephant.errors import ConfigurationError, DataError
 from elephant.jobs.output import Output
-from elephant.jobs.settings import key_of
 from elephant.jobs.training import keeping_job, require_trusted_job, resume, resumed_job
+from elephant.options import key_of
 
 pytestmark = pytest.mark.spark
 

@@ -65,8 +65,8 @@ def test_mixed_columns_when_fitted_from_a_path_and_then_further_then_equal_one_p
     numbers = np.stack([age, days, member], axis=1).astype("float32")
     structured_model(numbers).save(tmp_path / "model.keras")
     options = {
-        "inputCols": {"numbers": ["age", "since", "is.member"], "colour": "colour", "bought": "bought"},
-        "labelCols": {"spent": "spent", "kind": "kind"},
+        "featuresCol": {"numbers": ["age", "since", "is.member"], "colour": "colour", "bought": "bought"},
+        "labelCol": {"spent": "spent", "kind": "kind"},
         "weightCol": {"spent": "trust", "kind": "trust"},
         **{"numWorkers": 2, "epochs": 5, "batchSize": 8, "shuffle": False, "verbose": 0},
     }
@@ -124,6 +124,9 @@ def test_model_when_its_path_leads_nowhere_then_says_so(spark, tmp_path):
         KerasEstimator(model=str(tmp_path / "model"))
 
 
+@pytest.mark.slow(
+    "a fit; tests/modeling/test_trained_weights.py holds what is kept, test_servable_model.py what predicts"
+)
 def test_low_rank_model_when_fitted_and_saved_then_every_way_predicts_with_what_it_has_learned(spark, tmp_path):
     keras.utils.set_random_seed(4)
     model = keras.Sequential([layers.Input((4,)), layers.Dense(8, "tanh"), layers.Dense(1)])

@@ -12,7 +12,7 @@ from spark_frames import partitioned_frame, split_rows
 from elephant import KerasEstimator
 from elephant.config import AsynchronousOptions, FitConfig, Timeouts
 from elephant.errors import ConfigurationError, UnsupportedError
-from elephant.spark.params import column_choice, fit_config
+from elephant.spark.params import fit_config
 
 SCHEMA = "features array<double>, label double"
 SIZES = (22, 9)
@@ -27,7 +27,8 @@ def normalising_model(rate):
 
 
 @pytest.mark.slow("a fit; test_options_when_given_to_the_estimator and tests/rank hold the parts")
-def test_fit_when_scaled_synchronised_and_in_buckets_then_weights_equal_one_process(spark, capsys):
+def test_fit_when_scaled_synchronised_and_in_buckets_then_weights_equal_one_process(spark, capsys, monkeypatch):
+    monkeypatch.setenv("ELEPHANT_BUCKET_BYTES", "64")
     columns = classifier_data(sum(SIZES))
     frame = partitioned_frame(spark, split_rows(columns, SIZES), SCHEMA)
     estimator = KerasEstimator(
@@ -38,7 +39,6 @@ def test_fit_when_scaled_synchronised_and_in_buckets_then_weights_equal_one_proc
         shuffle=False,
         scaleLearningRate=True,
         syncBatchNorm=True,
-        bucketBytes=64,
         compression="bfloat16",  # nothing crosses hosts here, so nothing is encoded
         verbose=2,
     )
@@ -68,7 +68,6 @@ SYNCHRONOUS = {
     "learning_rate": 0.5,
     "scale_learning_rate": True,
     "compression": "int8",
-    "bucket_bytes": 64,
     "sync_batch_norm": True,
     "allow_batch_coupled_loss": True,
     "cache": "memory",
@@ -76,7 +75,6 @@ SYNCHRONOUS = {
     "bucket_by_length": True,
     "use_gpu": False,
     "gpus_per_worker": 2,
-    "gpu_resource": "card",
     "gpu_transport": "host",
     "mixed_precision": True,
     "checkpoint_path": "kept",
@@ -84,19 +82,15 @@ SYNCHRONOUS = {
     "resume": True,
     "max_restarts": 9,
     "verbose": 2,
-    "warm_workers": 3,
     "timeouts": Timeouts(slots_s=10.0),
 }
 SERVERS = {
-    "algorithm": "aeasgd",
-    "elasticity": 0.5,
+    "algorithm": "aeasgd:0.5",
     "max_staleness": 4,
     "parameter_servers": 2,
     "server_placement": "executors",
     "port": 4000,
     "snapshot_seconds": 5.0,
-    "snapshot_updates": 6,
-    "max_refused_updates": 7,
 }
 
 
@@ -113,7 +107,7 @@ def test_options_when_given_to_the_estimator_then_reach_the_fit_each_under_its_o
     assert given == FitConfig(**own, asynchronous=AsynchronousOptions(**SERVERS))
     given = fit_config(KerasEstimator(model=model, mode="asynchronous", backgroundExchange=True))
     assert given.asynchronous.background_exchange
-    assert {*SYNCHRONOUS, *own, "asynchronous"} == {field.name for field in fields(FitConfig)}
+    assert {*SYNCHRONOUS, *own, "asynchronous", "bucket_bytes"} == {field.name for field in fields(FitConfig)}
     assert {*SERVERS, "background_exchange"} == {field.name for field in fields(AsynchronousOptions)}
 
 
@@ -123,8 +117,7 @@ def test_options_when_given_to_the_estimator_then_reach_the_fit_each_under_its_o
         ({"frequency": "weekly"}, "frequency: expected 'batch', 'epoch' or an integer"),
         ({"frequency": 0}, "frequency: expected 'batch', 'epoch' or an integer"),
         ({"compression": "zip"}, "compression: expected None or one of .*bfloat16.*Received: 'zip'"),
-        ({"bucketBytes": -1}, "bucket_bytes: expected bytes"),
-        ({"gpuTransport": "ring"}, "gpu_transport: expected one of auto, host, nccl. Received: 'ring'"),
+        ({"gpuTransport": "ring"}, "gpuTransport: expected one of auto, host, nccl. Received: 'ring'"),
         ({"syncBatchNorm": True, "frequency": 2}, "sync_batch_norm: expected frequency='batch'"),
         ({"timeouts": {"heartbeat": 5}}, "timeouts: expected .* seconds by the names connect_s, .*'heartbeat'"),
         ({"timeouts": {"heartbeat_s": "5"}}, "timeouts: heartbeat_s: expected zero or more seconds. Received: '5'"),
@@ -153,7 +146,6 @@ def test_options_when_given_then_are_those_of_the_fit():
         "bucketByLength": ("bucket_by_length", True),
         "useGpu": ("use_gpu", True),
         "gpusPerWorker": ("gpus_per_worker", 2),
-        "gpuResource": ("gpu_resource", "accelerator"),
         "mixedPrecision": ("mixed_precision", True),
         "checkpointPath": ("checkpoint_path", "/kept"),
         "checkpointEpochs": ("checkpoint_epochs", 2),
@@ -163,22 +155,18 @@ def test_options_when_given_then_are_those_of_the_fit():
     }
     of_ranks = {
         "scaleLearningRate": ("scale_learning_rate", True),
-        "bucketBytes": ("bucket_bytes", 1000),
         "gpuTransport": ("gpu_transport", "host"),
         "syncBatchNorm": ("sync_batch_norm", True),
         "allowBatchCoupledLoss": ("allow_batch_coupled_loss", True),
         "frequency": ("frequency", "batch"),
     }
     of_servers = {
-        "algorithm": ("algorithm", "aeasgd"),
-        "elasticity": ("elasticity", 0.3),
+        "algorithm": ("algorithm", "aeasgd:0.3"),
         "maxStaleness": ("max_staleness", 4),
         "parameterServers": ("parameter_servers", 2),
         "serverPlacement": ("server_placement", "executors"),
         "port": ("port", 5005),
         "snapshotSeconds": ("snapshot_seconds", 11.0),
-        "snapshotUpdates": ("snapshot_updates", 12),
-        "maxRefusedUpdates": ("max_refused_updates", 13),
     }
 
     def given(options):
@@ -206,21 +194,6 @@ def test_timeouts_when_given_in_either_form_then_are_those_of_the_fit():
     estimator.setTimeouts(Timeouts(slots_s=7.0, connect_s=8.0))
     assert fit_config(estimator.copy()).timeouts == Timeouts(slots_s=7.0, connect_s=8.0)
     assert fit_config(KerasEstimator(model=regression_model("sgd"))).timeouts == Timeouts()
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"featuresCol": "x", "inputCols": ["a", "b"]}, "inputCols: expected featuresCol not to be set.*'x' beside"),
-        ({"labelCol": "y", "labelCols": ["a", "b"]}, "labelCols: expected labelCol not to be set.*'y' beside"),
-    ],
-)
-def test_columns_when_chosen_in_two_ways_then_says_so(options, text):
-    estimator = KerasEstimator(model=regression_model("sgd"), **options)
-    with pytest.raises(ConfigurationError, match=text):
-        column_choice(estimator)
-    # What is there because nobody has said otherwise is no second way.
-    column_choice(estimator.setFeaturesCol("features").setLabelCol("label"))
 
 
 def test_rates_when_each_group_of_variables_has_its_own_then_none_replaces_them_and_no_server_knows_them():

@@ -54,6 +54,14 @@ def decoded(batch):
     return {"image": images, "kind": np.array([path.endswith("right.png") for path in batch["kind"]])}
 
 
+def decoded_once(batch):
+    return elephant.decode_images(batch["image"], size=(8, 8))
+
+
+def decoded_in_every_batch(batch, rng):
+    return decoded_once(batch)
+
+
 def brighter(batch, rng):
     return {"image": batch["image"] * rng.uniform(0.5, 1.0)}
 
@@ -66,7 +74,7 @@ def test_fit_when_images_are_files_then_equals_one_process_on_their_pixels_and_t
     frame = files.selectExpr("content", "path", "path AS kind")
     estimator = KerasEstimator(
         model=image_model(),
-        inputCols=["content", "path"],
+        featuresCol=["content", "path"],
         labelCol="kind",
         preprocessing=decoded,
         numWorkers=2,
@@ -115,9 +123,8 @@ def test_fit_when_images_come_from_the_image_source_and_are_augmented_then_equal
     frame = frame.selectExpr("image", "CAST(image.origin LIKE '%right%' AS INT) AS label")
     fitted = KerasEstimator(
         model=image_model(),
-        inputCols={"image": "image"},
-        preprocessing=lambda batch: elephant.decode_images(batch["image"], size=(8, 8)),
-        cachePreprocessing=mode == "synchronous",
+        featuresCol={"image": "image"},
+        preprocessing=decoded_once if mode == "synchronous" else decoded_in_every_batch,
         augmentation=brighter,
         mode=mode,
         epochs=3,

@@ -59,7 +59,7 @@ def test_options_when_listed_then_are_those_of_the_estimator_without_what_has_an
     }
     elsewhere = {"model", "custom_objects", "callbacks", "validation_fraction", "inference_batch_size", "unknown"}
     # Of the estimator alone.
-    elsewhere |= {"driver_callbacks", "events_path", "trace_path"}
+    elsewhere |= {"driver_callbacks", "events_path"}
     assert of_the_estimator - elsewhere - named <= set(OPTIONS)
 
 

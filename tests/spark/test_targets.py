@@ -58,7 +58,7 @@ def test_targets_when_there_is_no_label_then_are_inputs_of_the_same_name_or_plac
 def test_targets_when_inputs_cannot_be_without_repeated_or_compared_then_ask_for_labels():
     facts = facts_of(["a", "b"], ["y"])
     with pytest.raises(
-        SchemaError, match=r"labelCols: expected a column for each of the outputs head_0, .* inputs a, b"
+        SchemaError, match=r"labelCol: expected a column for each of the outputs head_0, .* inputs a, b"
     ):
         nest_of_targets(fields(2), facts.x, facts)
     words = Field("features", ("line",), "string", TEXT, ())

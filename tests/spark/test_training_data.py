@@ -169,7 +169,7 @@ def sequence_model():
 
 
 def test_columns_when_there_are_several_inputs_then_equal_those_of_a_dataframe(frame, folder):
-    choice = ColumnSelection(inputs={"in0": "vector", "in1": ["i", "f"]}, label="d")
+    choice = ColumnSelection(features={"in0": "vector", "in1": ["i", "f"]}, label="d")
     assert_same_rows(frame, folder, input_model((3,), (2,)), choice)
 
 

@@ -84,7 +84,11 @@ def test_fit_when_one_ran_before_then_is_forked_and_finds_nothing_of_it(spark, t
 
 @pytest.mark.slow("imports Keras in two processes; tests/task/test_warm_processes.py holds the rule")
 def test_fit_when_no_process_may_wait_then_none_is_forked(spark, capsys):
-    fitted = fit(spark, warmWorkers=0)
+    spark.conf.set("spark.elephant.warmWorkers", "0")
+    try:
+        fitted = fit(spark)
+    finally:
+        spark.conf.unset("spark.elephant.warmWorkers")
     shown = capsys.readouterr().out
     assert "training rows" in shown and "forked" not in shown
     assert_equals_one_process(fitted)

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 POOL = "rank_pool"
+# Fixtures of processes that have imported Keras: whoever needs one runs where the pool is.
+_OF_POOL = {POOL, "warm_ranks"}
 # A session takes a minute until it is warm: two are worth it where there is much to do with them.
 SPARK_SESSIONS = 2
 SPARK_SESSIONS_WITHOUT_SLOW = 1
@@ -135,7 +137,7 @@ def _place_of(item, sessions):
     scopes = _scopes(item)
     if "spark" in item.fixturenames:
         return 0, f"spark-{sessions[item.path.name]}"
-    if POOL in item.fixturenames:
+    if _OF_POOL & {*item.fixturenames}:
         return 1, POOL
     if "session" in scopes:
         return 2, item.path.parent.name

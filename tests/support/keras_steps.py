@@ -1,5 +1,7 @@
 """A Keras optimizer and the rule that it translates to, given the same gradients step by step."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ NAMES = ["kernel", "bias", "kernel", "gain", "bias", "embedding"]
 LAYOUT = Layout(list(zip(NAMES, SHAPES, strict=True)))
 
 
+@functools.cache
 def gradients(step):
     rng = np.random.default_rng(100 + step)
     return [rng.normal(size=shape, scale=0.3).astype("float32") for shape in SHAPES]

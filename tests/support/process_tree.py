@@ -2,10 +2,13 @@
 
 import contextlib
 import os
+from pathlib import Path
 
 import psutil
 
-_SERVER = "elephant.task.forkserver"
+from elephant.rank.process_pipe import STEP_FILE
+
+_SERVER, _RANK = "elephant.task.forkserver", "elephant.rank"
 
 
 def processes_of(module, above=None, folder=None):
@@ -35,6 +38,18 @@ def _executor_of_server(process):
     return int(words[words.index(_SERVER) + 5]) if _SERVER in words[:3] else None
 
 
+def work_folder_of(process):
+    """Returns the work folder of a process that trains or predicts, which has a file of its steps open, or None.
+
+    One that was forked has the command line of its server.
+    """
+    for link in _links(process):
+        path = Path(link.removesuffix(" (deleted)"))
+        if path.name == STEP_FILE:
+            return path.parent
+    return None
+
+
 def forked_in(folder):
     """Returns this user's processes whose command line has a folder, or something in it: servers and the forked."""
     found = []
@@ -50,19 +65,22 @@ def forked_in(folder):
 def runs(process, module):
     """Returns whether a process is alive and runs a module."""
     try:
-        return module in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE
+        words = process.cmdline()
+        is_forked = _SERVER in words[:3] and work_folder_of(process) is not None
+        return module in ([_RANK] if is_forked else words) and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 
 
 def ranks_in(folder):
     """Returns the processes that train, of those that work under Spark's local folder."""
-    return [process for process in processes_of("elephant.rank", folder=folder) if not predicts(process)]
+    return [process for process in processes_of(_RANK, folder=folder) if not predicts(process)]
 
 
 def predicts(process):
     """Returns whether a training process is one that a Python worker of Spark predicts with."""
-    return runs(process, "chunks")
+    folder = work_folder_of(process)
+    return folder is not None and folder.name.startswith("model-")
 
 
 def task_of(process_id):
@@ -90,9 +108,14 @@ def with_servers(process_ids):
 
 
 def _pipes(process):
+    return {link for link in _links(process) if link.startswith("pipe:")}
+
+
+def _links(process):
+    """Returns what a process has open; nothing of one that has ended."""
     found = set()
     with contextlib.suppress(OSError):
         for number in os.listdir(f"/proc/{process.pid}/fd"):
             with contextlib.suppress(OSError):
                 found.add(os.readlink(f"/proc/{process.pid}/fd/{number}"))
-    return {link for link in found if link.startswith("pipe:")}
+    return found

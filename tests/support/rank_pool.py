@@ -199,7 +199,9 @@ def fit_here(job, columns):
 
 
 class RankPool:
-    """Processes that are ranks of one fit together, or workers each by itself; one that is lost is replaced.
+    """Processes that are ranks of one fit together, or workers each by itself.
+
+    One starts when it is first needed, and again when it is needed after it was lost.
 
     Args:
         backend: Of Keras in these processes; None leaves it to their environment.
@@ -210,8 +212,6 @@ class RankPool:
         self._context = multiprocessing.get_context("spawn")
         self._folder = tempfile.TemporaryDirectory(prefix="rank-pool-")
         self._pipes, self._processes, self._is_busy = [None] * WORLD, [None] * WORLD, [False] * WORLD
-        for index in range(WORLD):
-            self._start(index)
 
     def _start(self, index):
         mine, theirs = self._context.Pipe()
@@ -314,16 +314,20 @@ class RankPool:
         return value[0]
 
     def kill(self, index):
-        """Ends a process at once, whatever it does, and starts another in its place."""
-        self._processes[index].kill()
-        self._processes[index].join()
-        self._pipes[index].close()
-        self._start(index)
+        """Ends a process at once, whatever it does; whoever needs it next has another in its place."""
+        if self._processes[index] is not None:
+            self._processes[index].kill()
+            self._processes[index].join()
+            self._pipes[index].close()
+            self._processes[index] = None
 
     def _send(self, index, order):
-        if self._is_busy[index] or not self._processes[index].is_alive():
+        process = self._processes[index]
+        if process is not None and (self._is_busy[index] or not process.is_alive()):
             # A test that has failed before has left it like that.
             self.kill(index)
+        if self._processes[index] is None:
+            self._start(index)
         self._pipes[index].send(order)
         self._is_busy[index] = True
 
@@ -335,13 +339,12 @@ class RankPool:
         return reply
 
     def close(self):
-        for pipe in self._pipes:
-            pipe.close()
-        for process in self._processes:
-            process.join(timeout=10)
-            if process.is_alive():
-                process.kill()
-                process.join()
+        running = [index for index, process in enumerate(self._processes) if process is not None]
+        for index in running:
+            self._pipes[index].close()
+        for index in running:
+            self._processes[index].join(timeout=10)
+            self.kill(index)
         self._folder.cleanup()
 
 

@@ -254,7 +254,8 @@ def check_session(
     refused = any(found.failed and found.name == ALLOCATION for found in check_results)
     if needs.request is not None and not refused:
         try:
-            plan = plan_devices(scheduling_settings(session, needs.request.gpu_resource), needs.request)
+            request = needs.request.named_in(session)
+            plan = plan_devices(scheduling_settings(session, request.gpu_resource), request)
         except ClusterError as error:
             obstacle = str(error)
     slots, resource, dynamic = None, "", allocates_dynamically(session)

@@ -23,6 +23,7 @@ from elephant.rank.input.preprocessing import (
     require_equal_fields,
     schema_from_text,
     schema_text,
+    takes_generator,
 )
 from elephant.rank.job import TrainingJob
 
@@ -126,7 +127,7 @@ def prepared_rows(job: TrainingJob, shard: Shard, collective: Communicator, rank
         # The user's function may make use of Keras.
         job.model.settings.apply()
         preprocessing = Preprocessing(functions.preprocess, job.schema, job.model_schema, names, shard.row_shapes)
-        if functions.cached:
+        if not takes_generator(functions.preprocess):
             shard, preprocessing = _cached(job, shard, preprocessing, collective, rank), None
         else:
             first = np.arange(min(job.config.rank_batch_size, shard.num_rows))

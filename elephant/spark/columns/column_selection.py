@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, cast
 
 from elephant.data.schema import (
     DENSE,
@@ -22,9 +23,10 @@ from elephant.data.schema import (
 from elephant.errors import SchemaError, UnsupportedError
 from elephant.modeling.model_info import BINARY, CLASSES, InputInfo, ModelInfo, OutputInfo
 
-# One column; several that make one vector; or by the name of the input or output.
+# One column, or several that make one vector.
 Columns = str | Sequence[str]
-ByName = Mapping[str, Columns]
+# Of several inputs or outputs: by name, or in their order.
+OfEach = Mapping[str, Columns] | Sequence[Columns]
 
 # What elements are kept as, by the type that a model takes.
 _ELEMENTS = {
@@ -41,21 +43,42 @@ class ColumnSelection:
     """The columns of a DataFrame that a fit is to use.
 
     Args:
-        features: For a model with one input: one column, or several numeric ones that make one vector.
-        inputs: Columns by the name of the model's input, instead of features; or a list in the order of the inputs.
-        label: For a model with one output, one column or several numeric ones that make one vector; None for one that
-            trains without.
-        labels: Columns by the name of the model's output, instead of label; or a list.
+        features: One column, or several numeric ones that make one vector; for a model with several inputs, columns by
+            the name of the input, or a list in the order of the inputs.
+        label: The same for its outputs; None for a model that trains without.
         weight: A column of numbers or arrays, or one by the name of each output, or None.
         validation: A column of booleans or of 0 and 1, or None.
     """
 
-    features: Columns = "features"
-    inputs: ByName | Sequence[str] | None = None
-    label: Columns | None = "label"
-    labels: ByName | Sequence[str] | None = None
+    features: Columns | OfEach = "features"
+    label: Columns | OfEach | None = "label"
     weight: str | Mapping[str, str] | None = None
     validation: str | None = None
+
+    def of_inputs(self, facts: ModelInfo) -> OfEach | None:
+        """Returns the columns of each input; None where they are those of one."""
+        return _of_each(self.features, len(facts.inputs))
+
+    def of_outputs(self, facts: ModelInfo) -> OfEach | None:
+        """Returns the columns of each output; None where they are those of one, or the model trains without."""
+        compared = 0 if facts.own_step else sum(output.needs_label for output in facts.outputs)
+        return _of_each(self.label, compared)
+
+
+def _of_each(columns: Columns | OfEach | None, count: int) -> OfEach | None:
+    """Returns columns that are for each of several inputs or outputs; None for those of one.
+
+    A list of names is for each where there are several, and makes one vector where there are not. One that holds
+    lists is for each in any case.
+
+    >>> _of_each(["a", "b"], 1), _of_each(["a", "b"], 2), _of_each([["a"], ["b"]], 0), _of_each("a", 2)
+    (None, ['a', 'b'], [['a'], ['b']], None)
+    """
+    if isinstance(columns, Mapping):
+        return columns
+    if columns is None or isinstance(columns, str):
+        return None
+    return columns if count > 1 or not all(isinstance(part, str) for part in columns) else None
 
 
 def element_type(dtype: str) -> str:
@@ -72,7 +95,7 @@ def element_type(dtype: str) -> str:
 
 
 def by_name(
-    given: ByName | Sequence[str], names: Sequence[str], param: str, *, required: Sequence[str] | None = None
+    given: OfEach, names: Sequence[str], param: str, *, required: Sequence[str] | None = None
 ) -> dict[str, list[str]]:
     """Returns the columns of each input or output, in the order of these.
 
@@ -83,10 +106,10 @@ def by_name(
     Raises:
         SchemaError: One has no column that must have one, or a column is for none of them.
 
-    >>> by_name(["a", "b"], ["image", "words"], "inputCols")
+    >>> by_name(["a", "b"], ["image", "words"], "featuresCol")
     {'image': ['a'], 'words': ['b']}
     """
-    kind = "input" if param == "inputCols" else "output"
+    kind = "input" if param == "featuresCol" else "output"
     required = names if required is None else required
     if not isinstance(given, Mapping):
         # A list names those that must be there, or all.
@@ -94,10 +117,10 @@ def by_name(
         if not names:
             named = [str(position) for position in range(len(given))]
         if named is None:
-            hint = " Several columns that make one vector are featuresCol's." if kind == "input" else ""
+            shown = ", ".join(column if isinstance(column, str) else str(list(column)) for column in given)
             raise SchemaError(
                 f"{param}: expected a column for each of the model's {kind}s {', '.join(required)}. "
-                f"Received: {len(given)} columns: {', '.join(given)}.{hint}"
+                f"Received: {len(given)} columns: {shown}."
             )
         return {name: listed(column) for name, column in zip(named, given, strict=True)}
     missing = [name for name in required if name not in given]
@@ -111,28 +134,28 @@ def by_name(
     return {name: listed(given[name]) for name in (names or given) if name in given}
 
 
-def listed(columns: Columns) -> list[str]:
+def listed(columns: str | Sequence[Any]) -> list[Any]:
     """Returns column names as a list."""
     return [columns] if isinstance(columns, str) else list(columns)
 
 
-def chosen_inputs(
-    facts: ModelInfo, choice: ColumnSelection, param: str
-) -> tuple[list[tuple[InputInfo | None, list[str]]], Nest]:
+def chosen_inputs(facts: ModelInfo, choice: ColumnSelection) -> tuple[list[tuple[InputInfo | None, list[str]]], Nest]:
     """Returns the model's inputs, None for an unknown one, with their columns, and how these are nested for Keras."""
     names = [known.name for known in facts.inputs]
-    if choice.inputs is None:
+    of_each = choice.of_inputs(facts)
+    if of_each is None:
         if len(names) > 1:
             raise SchemaError(
-                f"inputCols: expected a column for each of the model's inputs {', '.join(names)}. Received: none. "
-                f"Set inputCols={{{names[0]!r}: 'column', ...}}."
+                f"featuresCol: expected a column for each of the model's inputs {', '.join(names)}. Received: "
+                f"{choice.features!r}. Set featuresCol={{{names[0]!r}: 'column', ...}}."
             )
-        return [(facts.inputs[0] if facts.inputs else None, listed(choice.features))], facts.x if facts.inputs else 0
-    given = by_name(choice.inputs, names, param)
+        columns = listed(cast("Columns", choice.features))
+        return [(facts.inputs[0] if facts.inputs else None, columns)], facts.x if facts.inputs else 0
+    given = by_name(of_each, names, "featuresCol")
     if facts.inputs:
         return [(known, given[known.name]) for known in facts.inputs], facts.x
     nest: Nest = tuple(range(len(given)))
-    if isinstance(choice.inputs, Mapping):
+    if isinstance(of_each, Mapping):
         nest = {name: position for position, name in enumerate(given)}
     return [(None, columns) for columns in given.values()], nest
 
@@ -140,32 +163,34 @@ def chosen_inputs(
 def chosen_labels(facts: ModelInfo, choice: ColumnSelection) -> tuple[list[tuple[OutputInfo, list[str]]], Nest]:
     """Returns the outputs that are compared with columns, and these, and how the labels are nested for Keras."""
     compared = [output for output in facts.outputs if output.needs_label]
-    if choice.labels is not None:
-        return _chosen_by_name(facts, choice.labels, [output.name for output in compared])
+    of_each = choice.of_outputs(facts)
+    if of_each is not None:
+        return _chosen_by_name(facts, of_each, [output.name for output in compared])
     if choice.label is None:
         return [], 0
+    columns = listed(cast("Columns", choice.label))
     if facts.own_step and len(facts.outputs) > 1:
-        return [(_unknown(facts), listed(choice.label))], 0
+        return [(_unknown(facts), columns)], 0
     if len(compared) > 1:
         names = ", ".join(output.name for output in compared)
         raise SchemaError(
-            f"labelCols: expected a column for each of the model's outputs {names}. Received: "
-            f"labelCol={choice.label!r}. Set labelCols={{{compared[0].name!r}: 'column', ...}}."
+            f"labelCol: expected a column for each of the model's outputs {names}. Received: {choice.label!r}. "
+            f"Set labelCol={{{compared[0].name!r}: 'column', ...}}."
         )
     if not compared and not facts.own_step:
         raise SchemaError(
             f"labelCol: expected None, because none of the model's outputs has a loss. Received: {choice.label!r}."
         )
     output = compared[0] if compared else facts.outputs[0]
-    return [(output, listed(choice.label))], pack(facts.y, [0] * len(facts.outputs))
+    return [(output, columns)], pack(facts.y, [0] * len(facts.outputs))
 
 
 def _chosen_by_name(
-    facts: ModelInfo, labels: ByName | Sequence[str], required: Sequence[str]
+    facts: ModelInfo, labels: OfEach, required: Sequence[str]
 ) -> tuple[list[tuple[OutputInfo, list[str]]], Nest]:
     names = [output.name for output in facts.outputs]
     if facts.own_step or not facts.knows_outputs:
-        given = by_name(labels, [], "labelCols")
+        given = by_name(labels, [], "labelCol")
         if not set(given) <= set(names):
             # Keras, or the model's own step, knows what it compares them with.
             nest: Nest = tuple(range(len(given)))
@@ -173,7 +198,7 @@ def _chosen_by_name(
                 nest = {name: position for position, name in enumerate(given)}
             return [(_unknown(facts), columns) for columns in given.values()], nest
         required = [] if facts.own_step else required
-    given = by_name(labels, names, "labelCols", required=required)
+    given = by_name(labels, names, "labelCol", required=required)
     places = {name: position for position, name in enumerate(given)}
     chosen = [(facts.outputs[names.index(name)], columns) for name, columns in given.items()]
     return chosen, pack(facts.y, [places.get(name, 0) for name in names])
@@ -248,21 +273,22 @@ def target_inputs(facts: ModelInfo, choice: ColumnSelection) -> DataSchema:
 
     Every input has the columns that it is taken from when the function does not return it by its own name.
     """
-    given = given_inputs(choice)
+    of_each = choice.of_inputs(facts)
+    given = {"": listed(cast("Columns", choice.features))} if of_each is None else _columns_of_each(of_each)
     if not facts.inputs:
         fields = [
             Field(role_of(FEATURES, place), tuple(names), facts.dtype) for place, names in enumerate(given.values())
         ]
-        nest: Nest = 0 if choice.inputs is None else tuple(range(len(given)))
-        if isinstance(choice.inputs, Mapping):
+        nest: Nest = 0 if of_each is None else tuple(range(len(given)))
+        if isinstance(of_each, Mapping):
             nest = {name: place for place, name in enumerate(given)}
         return DataSchema(inputs=tuple(fields), x=nest)
     names = [known.name for known in facts.inputs]
     taken: Mapping[str, Sequence[str]] = given
-    if len(names) == 1 and not (isinstance(choice.inputs, Mapping) and names[0] in given):
+    if len(names) == 1 and not (isinstance(of_each, Mapping) and names[0] in given):
         taken = {names[0]: [name for columns in given.values() for name in columns]}
-    elif isinstance(choice.inputs, Sequence) and len(choice.inputs) == len(names):
-        taken = {name: [column] for name, column in zip(names, choice.inputs, strict=True)}
+    elif of_each is not None and not isinstance(of_each, Mapping) and len(of_each) == len(names):
+        taken = {name: listed(columns) for name, columns in zip(names, of_each, strict=True)}
     fields = [
         _target(known, role_of(FEATURES, place), tuple(taken.get(known.name, (known.name,))))
         for place, known in enumerate(facts.inputs)
@@ -270,13 +296,21 @@ def target_inputs(facts: ModelInfo, choice: ColumnSelection) -> DataSchema:
     return DataSchema(inputs=tuple(fields), x=facts.x)
 
 
-def given_inputs(choice: ColumnSelection) -> dict[str, list[str]]:
-    """Returns the chosen columns, by the names that they have in ``inputCols``, or by their own."""
-    if choice.inputs is None:
-        return {"": listed(choice.features)}
-    if isinstance(choice.inputs, Mapping):
-        return {name: listed(columns) for name, columns in choice.inputs.items()}
-    return {name: [name] for name in choice.inputs}
+def input_columns(choice: ColumnSelection) -> list[str]:
+    """Returns the columns of all inputs, each once.
+
+    >>> input_columns(ColumnSelection(features={"image": "pixels", "place": ["x", "y", "x"]}))
+    ['pixels', 'x', 'y']
+    """
+    parts = choice.features.values() if isinstance(choice.features, Mapping) else listed(choice.features)
+    return list(dict.fromkeys(name for part in parts for name in listed(part)))
+
+
+def _columns_of_each(of_each: OfEach) -> dict[str, list[str]]:
+    """Returns the columns of each input, by its name or else by their own."""
+    if isinstance(of_each, Mapping):
+        return {name: listed(columns) for name, columns in of_each.items()}
+    return {", ".join(listed(columns)): listed(columns) for columns in of_each}
 
 
 def _target(known: InputInfo, role: str, columns: tuple[str, ...]) -> Field:

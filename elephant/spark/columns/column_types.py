@@ -56,7 +56,7 @@ from elephant.spark.columns.column_selection import (
     chosen_labels,
     common_loss_shape,
     element_type,
-    given_inputs,
+    input_columns,
     target_inputs,
     target_labels,
     with_classes,
@@ -157,7 +157,7 @@ def training_schema(columns: StructType, facts: ModelInfo, choice: ColumnSelecti
         SchemaError: A column is missing or of a type that cannot be trained on.
     """
     inputs = input_schema(columns, facts, choice)
-    param = "labelCol" if choice.labels is None else "labelCols"
+    param = "labelCol"
     chosen, y = chosen_labels(facts, choice)
     labels = []
     for place, (output, names) in enumerate(chosen):
@@ -191,8 +191,8 @@ def schema_with_targets(
 
 def input_schema(columns: StructType, facts: ModelInfo, choice: ColumnSelection) -> DataSchema:
     """Returns one column for each input of the model, and how they are nested for Keras."""
-    param = "featuresCol" if choice.inputs is None else "inputCols"
-    chosen, nest = chosen_inputs(facts, choice, param)
+    param = "featuresCol"
+    chosen, nest = chosen_inputs(facts, choice)
     fields = [
         _input(
             [find_column(columns, name, param) for name in names], known, facts.dtype, role_of(FEATURES, place), param
@@ -316,7 +316,7 @@ def nest_of_targets(inputs: Sequence[Field], x: Nest, facts: ModelInfo) -> Nest:
         if field.kind == TEXT or field.kind == SPARSE and field.sparse_tensor:
             raise SchemaError(
                 f"labelCol: expected a column to compare the model's output with, because its input ({field.title}) "
-                f"is {'text' if field.kind == TEXT else 'a sparse tensor'}. Received: none. Set labelCol or labelCols."
+                f"is {'text' if field.kind == TEXT else 'a sparse tensor'}. Received: none. Set labelCol."
             )
     if not facts.knows_outputs:
         return x
@@ -330,8 +330,9 @@ def nest_of_targets(inputs: Sequence[Field], x: Nest, facts: ModelInfo) -> Nest:
         places = list(range(len(names)))
     else:
         raise SchemaError(
-            f"labelCols: expected a column for each of the outputs {', '.join(needed)}, because they are neither named "
-            f"nor as many as the inputs {', '.join(sources)}. Received: none. Set labelCols."
+            f"labelCol: expected a column for each of the outputs {', '.join(needed)}, because they are neither named "
+            f"nor as many as the inputs {', '.join(sources)}. Received: none. Set "
+            f"labelCol={{{needed[0]!r}: 'column', ...}}."
         )
     for output, place in zip(facts.outputs, places, strict=True):
         _require_comparable(output, inputs[place])
@@ -349,8 +350,8 @@ def _require_comparable(output: OutputInfo, field: Field) -> None:
     ):
         raise SchemaError(
             f"labelCol: expected a column to compare the model's output {output.name!r} with, whose labels have shape "
-            f"{wanted}, because its own input ({field.title}) has shape {field.shape}. Received: none. Set labelCol or "
-            "labelCols."
+            f"{wanted}, because its own input ({field.title}) has shape {field.shape}. Received: none. Set "
+            "labelCol."
         )
 
 
@@ -409,7 +410,7 @@ def raw_training_schema(
     Raises:
         SchemaError: A column is missing, or of a type that no function gets.
     """
-    inputs, param = raw_input_schema(columns, choice), "labelCol" if choice.labels is None else "labelCols"
+    inputs, param = raw_input_schema(columns, choice), "labelCol"
     made, y = target_labels(facts, choice)
     labels: list[Field] = []
     for field in made:
@@ -429,10 +430,10 @@ def raw_training_schema(
 
 def raw_input_schema(columns: StructType, choice: ColumnSelection) -> DataSchema:
     """Returns the columns that a preprocessing function gets, and how its batch nests them, by their names."""
-    param = "featuresCol" if choice.inputs is None else "inputCols"
+    param = "featuresCol"
     fields: list[Field] = []
     nest: dict[str, Nest] = {}
-    for name in dict.fromkeys(name for names in given_inputs(choice).values() for name in names):
+    for name in input_columns(choice):
         column, first = find_column(columns, name, param), len(fields)
         if not isinstance(column.dataType, StructType):
             nest[name] = first

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -21,12 +20,12 @@ from elephant.config import FitConfig
 from elephant.driver.coordinator import FitResult
 from elephant.errors import ConfigurationError, brief_errors, warn_user
 from elephant.monitor.progress import Progress
-from elephant.options import FIT, SERVERS, full_mode, options_of, refuse_unknown
+from elephant.options import FIT, OPTION, SERVERS, full_mode, options_of, refuse_unknown
 from elephant.rank.input.tensors import blank_batch
 from elephant.rank.job import BatchFunctions, TrainingJob, limited
 from elephant.spark.evaluate import Evaluation, evaluate_rows
 from elephant.spark.fit import class_weights, description_of, open_checkpoints, train
-from elephant.spark.params import check_fit, to_class_weight
+from elephant.spark.params import check_fit
 from elephant.spark.rdd.inference import Predictions, first_record, marked, predict, require_rdd, split_inputs
 from elephant.spark.rdd.schema import plan_inputs, plan_training
 from elephant.spark.saving.model_files import UserModel, write_model
@@ -92,11 +91,8 @@ def given_class_weight(options: Mapping[str, Any]) -> dict[int, float] | str | N
     Raises:
         ConfigurationError: It is neither a dictionary of weights by class nor "balanced".
     """
-    given = options.get("class_weight")
-    try:
-        return to_class_weight(given) if given else None
-    except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"class_weight: {error}") from error
+    weights: dict[int, float] | str | None = OPTION["class_weight"].value_of(options.get("class_weight") or None)
+    return weights
 
 
 def chosen_workers(
@@ -118,9 +114,9 @@ def chosen_workers(
         num_partitions: Partitions of the RDD.
         note: Told what was chosen in place of what.
     """
-    asked = replace(config, num_workers=wanted or max(num_partitions, 1))
-    settings = scheduling_settings(session, config.gpu_resource)
-    profile = plan(settings, ResourceRequest.of_fit(asked)).profile
+    asked = config.changed(num_workers=wanted or max(num_partitions, 1))
+    request = ResourceRequest.of_fit(asked).named_in(session)
+    profile = plan(scheduling_settings(session, request.gpu_resource), request).profile
     servers = config.asynchronous.parameter_servers if config.asynchronous.server_placement == "executors" else 0
     servers = 0 if config.is_synchronous else servers
     if wanted is None:
@@ -164,13 +160,9 @@ class SparkModel:
         batch_size: Records per worker and step, unless ``fit`` says otherwise.
         custom_objects: Custom layers, losses, metrics and functions by name.
         port: The parameter server's port; None takes a free one. Synchronous fits have no server.
-        options: Those of `elephant.KerasEstimator` in snake case: ``learning_rate``, ``scale_learning_rate``,
-            ``compression``, ``bucket_bytes``, ``sync_batch_norm``, ``allow_batch_coupled_loss``, ``seed``, ``shuffle``,
-            ``class_weight``, ``cache``, ``steps_per_epoch``, ``bucket_by_length``, ``augmentation``, ``algorithm``,
-            ``elasticity``, ``max_staleness``, ``background_exchange``, ``parameter_servers``, ``server_placement``,
-            ``snapshot_seconds``, ``snapshot_updates``, ``max_refused_updates``, ``use_gpu``, ``gpus_per_worker``,
-            ``gpu_resource``, ``gpu_transport``, ``mixed_precision``, ``checkpoint_path``, ``checkpoint_epochs``,
-            ``resume``, ``max_restarts``, ``warm_workers``, ``timeouts``.
+        options: Those of `elephant.KerasEstimator` that concern the fit, in snake case, such as ``learning_rate``,
+            ``class_weight`` and ``checkpoint_path``. `elephant.spark.rdd.model.OPTIONS` has their names, and an unknown
+            one is an error that lists them.
 
     Attributes:
         training_histories: What each call of ``fit`` has seen: one number per epoch by metric.
@@ -322,7 +314,7 @@ class SparkModel:
         num_workers = chosen_workers(
             session_of(rdd), config, wanted=self.num_workers, num_partitions=rdd.getNumPartitions(), note=notes.append
         )
-        config = replace(config, num_workers=num_workers)
+        config = config.changed(num_workers=num_workers)
         plan = plan_training(first, source.facts, marked=validation_data is not None)
         if validation_data is not None:
             rdd, first = dealt(marked(rdd, validation_data, config), num_workers), (first, False)

@@ -1,0 +1,374 @@
+"""Kinds of values: what an option or a setting may be, how a configuration writes it, and what errors call it.
+
+One kind serves everybody who gives a value: params of Spark, `elephant.config`, job files and command lines. Scalars
+and arrays of numpy are values as well, and become Python's own.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+from elephant.errors import ElephantError
+
+# Of class weights: all classes count alike.
+BALANCED = "balanced"
+# `module:function`; what has a slash in it, or ends as files of models do, is a path.
+_REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+MODEL_FILE = re.compile(r"\.(keras|h5)$")
+
+
+def _any(value: Any) -> bool:
+    return True
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Kind of value.
+
+    Args:
+        type: Of its values, in signatures.
+        expected: What they are called in errors.
+        convert: Returns a value as Python has it; raises TypeError, without text, for one of another type.
+        holds: Whether a converted value is in the range.
+        written: What lines of a configuration or words of a command line are called, where that is something else.
+        parse: From what a configuration has to what is converted; raises TypeError or ValueError.
+        gather: From the words of a command line, one for each time that an argument was given, to what a configuration
+            has; None where an argument is given once, and its text is the value.
+        reference: Checks by what name a configuration has code, which it cannot have itself; None for plain values.
+        is_switch: Whether a command line has --name and --no-name instead of a value.
+    """
+
+    type: Any
+    expected: str
+    convert: Callable[[Any], Any]
+    holds: Callable[[Any], bool] = _any
+    _: KW_ONLY
+    written: str = ""
+    parse: Callable[[Any], Any] = _same
+    gather: Callable[[Sequence[str]], Any] | None = None
+    reference: Callable[[Any], Any] | None = None
+    is_switch: bool = False
+
+    def value_of(self, given: Any) -> Any:
+        """Returns a value as Python has it.
+
+        Raises:
+            TypeError: It has another type.
+            ValueError: It is out of the range.
+
+        >>> import numpy as np
+        >>> integer(1).value_of(np.int64(3)), NUMBER.value_of(np.float32(0.5)), COLUMNS.value_of(np.array(["a", "b"]))
+        (3, 0.5, ['a', 'b'])
+        """
+        received = f"expected {self.expected}. Received: {given!r}."
+        try:
+            value = self.convert(plain(given))
+        except ElephantError:
+            # It says more.
+            raise
+        except TypeError:
+            raise TypeError(received) from None
+        except ValueError:
+            raise ValueError(received) from None
+        if not self.holds(value):
+            raise ValueError(received)
+        return value
+
+    def read(self, written: Any) -> Any:
+        """Returns the value that a configuration has; of code, its name. Raises as `value_of`, in words or without.
+
+        >>> SWITCH.read(True), integer(1).read("3"), FUNCTION.read("mine:halved")
+        (True, 3, 'mine:halved')
+        """
+        return self.value_of(self.parse(written)) if self.reference is None else self.reference(written)
+
+
+def plain(value: Any) -> Any:
+    """Returns a value with all that numpy has made in it as Python's own.
+
+    >>> import numpy as np
+    >>> plain({np.str_("a"): [np.bool_(True), np.array([1, 2])]})
+    {'a': [True, [1, 2]]}
+    """
+    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
+        value = value.tolist()
+    if type(value) is dict:
+        return {plain(name): plain(part) for name, part in value.items()}
+    return type(value)(map(plain, value)) if type(value) in (list, tuple) else value
+
+
+def is_reference(text: str) -> bool:
+    """Returns whether a text names something in a module, and not a path.
+
+    >>> is_reference("models:build"), is_reference("hdfs://host/model.keras"), is_reference("model.keras")
+    (True, False, False)
+    """
+    return _REFERENCE.fullmatch(text) is not None and MODEL_FILE.search(text) is None
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    raise TypeError
+
+
+def _some_text(value: Any) -> str:
+    if _text(value):
+        return str(value)
+    raise ValueError
+
+
+def _path(value: Any) -> str:
+    return _text(os.fspath(value))
+
+
+def _integer(value: Any) -> int:
+    is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    if isinstance(value, bool) or not is_whole:
+        raise TypeError
+    return int(value)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError
+    return float(value)
+
+
+def _switch(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise TypeError
+
+
+def _integer_of_text(value: Any) -> Any:
+    return int(value) if isinstance(value, str) else value
+
+
+def _number_of_text(value: Any) -> Any:
+    # In YAML 1.1, 1e-3 is text.
+    return float(value) if isinstance(value, str) else value
+
+
+def _word_or_integer(value: Any) -> Any:
+    return int(value) if isinstance(value, str) and value.isdecimal() else value
+
+
+def _word_or_switch(value: Any) -> Any:
+    return {"true": True, "false": False, "auto": "auto"}.get(str(value).lower(), "")
+
+
+def _function(value: Any) -> Callable[..., Any]:
+    if callable(value):
+        function: Callable[..., Any] = value
+        return function
+    raise TypeError
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, Iterable) else [value]
+
+
+def _columns(value: Any) -> Any:
+    """Returns one column, a list of columns, of which some may be lists again, or a dictionary of these by name."""
+    if isinstance(value, Mapping) and value and all(isinstance(name, str) and name for name in value):
+        return {name: _vector(columns) for name, columns in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str) and value:
+        return [_vector(columns) for columns in value]
+    return _vector(value)
+
+
+def _vector(value: Any) -> str | list[str]:
+    if isinstance(value, str) and value:
+        return value
+    if isinstance(value, Sequence) and value and all(isinstance(name, str) and name for name in value):
+        return list(value)
+    raise TypeError
+
+
+def _columns_or_none(value: Any) -> Any:
+    return None if value is None else _columns(value)
+
+
+def _weight_columns(value: Any) -> str | dict[str, str]:
+    names = list(value.values()) if isinstance(value, Mapping) else [value]
+    if names and all(isinstance(name, str) and name for name in names):
+        return {str(name): column for name, column in value.items()} if isinstance(value, Mapping) else str(value)
+    raise TypeError
+
+
+def _class_weight(value: Any) -> dict[int, float] | str:
+    if isinstance(value, str) and value == BALANCED:
+        return value
+    if isinstance(value, Mapping) and value:
+        # Of JSON and of words, classes are text.
+        weights = {_integer(_integer_of_text(label)): float(weight) for label, weight in value.items()}
+        if all(label >= 0 and 0 <= weight < math.inf for label, weight in weights.items()):
+            return weights
+    raise TypeError
+
+
+def _texts(value: Any) -> list[str]:
+    parts = [value] if isinstance(value, str) else value
+    if isinstance(parts, Sequence) and parts:
+        return [_some_text(part) for part in parts]
+    raise TypeError
+
+
+def _spark_options(value: Any) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        raise TypeError
+    # As Spark writes them: options are text there.
+    return {
+        _some_text(name): str(option).lower() if isinstance(option, bool) else str(option)
+        for name, option in value.items()
+    }
+
+
+def _reference(value: Any) -> str:
+    if is_reference(_some_text(value)):
+        return str(value)
+    raise ValueError
+
+
+def _references(value: Any) -> list[str]:
+    return [_reference(part) for part in _texts(value)]
+
+
+def _references_by_name(value: Any) -> dict[str, str]:
+    if isinstance(value, Mapping) and value:
+        return {_some_text(name): _reference(reference) for name, reference in value.items()}
+    raise TypeError
+
+
+def one_or_several(words: Sequence[str]) -> str | list[str]:
+    """Returns the one word, or a list of several."""
+    return words[0] if len(words) == 1 else list(words)
+
+
+def pairs(words: Sequence[str]) -> dict[str, str | list[str]]:
+    """Returns words such as ``name=value`` as a dictionary; a name that comes again has a list of values.
+
+    >>> pairs(["a=x", "b=y", "b=z"])
+    {'a': 'x', 'b': ['y', 'z']}
+    """
+    values: dict[str, list[str]] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not (name and equals):
+            raise ValueError
+        values.setdefault(name, []).append(value)
+    return {name: one_or_several(several) for name, several in values.items()}
+
+
+def pairs_or_words(words: Sequence[str]) -> Any:
+    """Returns a dictionary where the words are pairs; otherwise the one word, or a list of several."""
+    return pairs(words) if any("=" in word for word in words) else one_or_several(words)
+
+
+def integer(least: int, expected: str = "", most: float = math.inf) -> Kind:
+    """Returns the kind of integers from least to most."""
+    return Kind(
+        int,
+        expected or f"an integer of at least {least}",
+        _integer,
+        lambda value: least <= value <= most,
+        parse=_integer_of_text,
+    )
+
+
+def number(expected: str, holds: Callable[[float], bool] = _any) -> Kind:
+    """Returns the kind of some numbers."""
+    return Kind(float, expected, _number, holds, parse=_number_of_text)
+
+
+def one_of(*names: str, convert: Callable[[Any], Any] = _text) -> Kind:
+    """Returns the kind of value that is one of the names.
+
+    Args:
+        names: The names.
+        convert: From what else users may call them.
+    """
+    return Kind(str, f"one of {', '.join(names)}", convert, lambda value: value in names)
+
+
+def count_or(*words: str, expected: str, holds: Callable[[Any], bool], written: str = "") -> Kind:
+    """Returns the kind of integers, or of words in their place.
+
+    >>> count_or("auto", expected="'auto' or an integer", holds=lambda count: count >= 0).read("3")
+    3
+    """
+
+    def is_one(value: Any) -> bool:
+        is_count = isinstance(value, int) and not isinstance(value, bool)
+        return holds(value) if is_count else isinstance(value, str) and value in words
+
+    return Kind(int | str, expected, _same, is_one, written=written, parse=_word_or_integer)
+
+
+TEXT = Kind(str, "text", _text, parse=_some_text)
+TEXTS = Kind(list, "text, or a list of it", _texts, gather=list)
+PATH = Kind(str, "a path", _path, written="text", parse=_some_text)
+INTEGER = Kind(int, "an integer", _integer, parse=_integer_of_text)
+NUMBER = number("a number")
+SWITCH = Kind(bool, "true or false", _switch, is_switch=True)
+SWITCH_OR_AUTO = Kind(
+    bool | str,
+    "True, False or 'auto'",
+    _same,
+    lambda value: isinstance(value, bool) or value == "auto",
+    written="true, false or auto",
+    parse=_word_or_switch,
+)
+FUNCTION = Kind(Callable, "a function on a batch", _function, written="module:function", reference=_reference)
+# Whether Keras takes them, it must say itself.
+CALLBACKS = Kind(
+    list, "callbacks", _listed, written="module:name, or a list of such", gather=list, reference=_references
+)
+COLUMNS = Kind(
+    str | list | dict,
+    "a column name, a list of column names, or a dictionary of these by the name of the input",
+    _columns,
+    written="a column, a list of them, or pairs such as name=column",
+    gather=pairs_or_words,
+)
+LABEL_COLUMNS = Kind(
+    str | list | dict,
+    "a column name, a list of column names, or a dictionary of these by the name of the output",
+    _columns_or_none,
+    written="a column, a list of them, pairs such as name=column, or nothing for none",
+    parse=lambda value: None if value == "" else value,
+    gather=pairs_or_words,
+)
+WEIGHT_COLUMNS = Kind(
+    str | dict,
+    "a column name, or column names by the name of the output",
+    _weight_columns,
+    written="a column, or pairs such as output=column",
+    gather=pairs_or_words,
+)
+CLASS_WEIGHT = Kind(
+    dict | str,
+    "a dictionary of weights, finite and at least 0, by class, such as {0: 1.0, 1: 5.0}, or 'balanced'",
+    _class_weight,
+    written=f"pairs such as class=weight, or {BALANCED}",
+    gather=pairs_or_words,
+)
+SPARK_OPTIONS = Kind(dict, "pairs such as name=value", _spark_options, gather=pairs)
+REFERENCES_BY_NAME = Kind(
+    dict,
+    "objects by name",
+    _same,
+    written="pairs such as Name=module:Name",
+    gather=pairs,
+    reference=_references_by_name,
+)

@@ -1,0 +1,38 @@
+"""Ranks of `elephant.testing.fit_local` that a server forks which has imported Keras, as one does on an executor."""
+
+import contextlib
+import functools
+import os
+from unittest import mock
+
+from process_tree import forked_in
+
+# One for the environment of most tests, and one for that of a test that changes it.
+SERVERS = 2
+IDLE_S = 60
+
+
+@contextlib.contextmanager
+def forked_ranks(folder):
+    """Has ranks of this process forked meanwhile; the first fit waits for the server.
+
+    Args:
+        folder: Where the server's files are, and the ranks' work folders.
+    """
+    from elephant import testing
+    from elephant.task import warm_processes
+
+    spec = functools.partial(testing.TaskSpec, warm=warm_processes.WarmWorkers(limit=SERVERS, idle_s=IDLE_S))
+    with (
+        mock.patch.dict(os.environ, SPARK_LOCAL_DIRS=str(folder)),
+        # A server forks for what its executor has started, such as this process.
+        mock.patch.object(warm_processes, "executor_above", lambda process: (os.getppid(), "0")),
+        mock.patch.object(testing, "TaskSpec", spec),
+    ):
+        yield
+
+
+def end_servers(folder):
+    """Ends the servers that have forked ranks."""
+    for process in forked_in(folder):
+        process.kill()
