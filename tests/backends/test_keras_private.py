@@ -463,6 +463,11 @@ def test_build_attributes_when_a_layer_is_called_then_are_there(name, made):
     assert name in vars(made.dense)
 
 
+@pytest.mark.skipif(keras.config.backend() != "tensorflow", reason="of TensorFlow alone")
+def test_tracking_prefix_when_a_layer_has_variables_then_begins_some_of_its_attributes(made):
+    assert any(name.startswith(private.TRACKING_PREFIX) for name in vars(made.dense))
+
+
 def test_classes_of_backends_when_an_optimizer_is_made_then_is_in_a_module_of_that_prefix():
     kinds = [kind.__module__ for kind in type(keras.optimizers.Adam()).__mro__]
     expected = {"torch": private.TORCH_OPTIMIZERS}.get(keras.config.backend(), private.BACKEND_CLASSES)
