@@ -46,7 +46,7 @@ check: venv ## formatting, lint, types, and the house: which folder imports what
 	@"$$VENV/bin/python" -m ruff format --check .
 	@"$$VENV/bin/python" -m ruff check .
 	@"$$VENV/bin/python" -m mypy
-	@"$$VENV/bin/python" -m pytest -q tests/test_layers.py tests/test_private_names.py
+	@"$$VENV/bin/python" -m pytest -q tests/test_layers.py tests/test_names.py tests/test_private_names.py
 	@"$$VENV/bin/python" tests/support/longest_modules.py
 
 format: venv ## rewrite the files as `make check` wants them

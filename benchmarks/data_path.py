@@ -72,7 +72,7 @@ def by_path(folder: Path) -> Contender:
     from elephant.spark.training_data import rows_of_files
 
     estimator = untrained()
-    facts = estimator.getOrDefault("model").facts
+    facts = estimator.getModel().source.facts
     choice, config = column_choice(estimator), fit_config(estimator)
     # Listing the files and reading their footers, on the driver, is part of it.
     return lambda: shards_of(rows_of_files(Files(folder), facts, choice, config, preprocessed=False))
@@ -90,7 +90,7 @@ def rows_of(frame: Any, estimator: Any) -> Any:
     from elephant.spark.params import column_choice
     from elephant.spark.training_data import rows_of_frame
 
-    facts = estimator.getOrDefault("model").facts
+    facts = estimator.getModel().source.facts
     return rows_of_frame(frame, facts, column_choice(estimator), preprocessed=False)
 
 

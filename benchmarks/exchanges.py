@@ -88,7 +88,7 @@ class Elephant(_InPlace):
                 "benchmark",
                 TIMEOUT_S,
                 transport=self.transport,
-                sizes=sizes,
+                thresholds=sizes,
             )
         self._collective = stack.enter_context(collective)
 

@@ -23,10 +23,12 @@ MODEL_FILE = re.compile(r"\.(keras|h5)$")
 
 
 def _any(value: Any) -> bool:
+    """Returns True."""
     return True
 
 
 def _same(value: Any) -> Any:
+    """Returns the value."""
     return value
 
 
@@ -342,7 +344,7 @@ COLUMNS = Kind(
     gather=pairs_or_words,
 )
 LABEL_COLUMNS = Kind(
-    str | list | dict,
+    str | list | dict | None,
     "a column name, a list of column names, or a dictionary of these by the name of the output",
     _columns_or_none,
     written="a column, a list of them, pairs such as name=column, or nothing for none",

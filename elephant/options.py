@@ -82,6 +82,15 @@ class Option:
         return re.sub("_(.)", lambda letter: letter[1].upper(), self.name)
 
     @property
+    def takes_none(self) -> bool:
+        """True if None is one of its values.
+
+        >>> OPTION["label_col"].takes_none, OPTION["weight_col"].takes_none, OPTION["epochs"].takes_none
+        (True, True, False)
+        """
+        return self.default is None or isinstance(None, self.kind.type)
+
+    @property
     def type(self) -> Any:
         """Type of its values, in signatures."""
         return self.kind.type | None if self.default is None else self.kind.type
@@ -181,6 +190,9 @@ OPTIONS = (
            "array"),
     Option("probability_col", TEXT, "probability", INPUT,
            help="column to add for classifiers: the classes' probabilities as an ml vector"),
+    Option("raw_prediction_col", TEXT, "rawPrediction", INPUT,
+           help="column to add for classifiers: the scores of the classes as an ml vector, which are logits where the "
+           "loss takes logits, and else probabilities"),
     Option("preprocessing", FUNCTION, None, INPUT,
            help="a function from a batch, a dictionary of columns, to what the model takes; runs on the workers, once, "
            "or for every batch where it takes a random generator"),

@@ -141,6 +141,20 @@ def _open_arrow(listing: FileListing) -> Opened:
     return Opened(spark_schema(files.columns()), files)
 """
 
+EVENT = '''@dataclass(frozen=True, kw_only=True)
+class MemoryPeak(Event):
+    """The most memory that the rank's process has had so far."""
+
+    line: ClassVar[str] = "worker_memory"
+    peak_bytes: int
+'''
+
+PEAK = """
+    @_takes(MemoryPeak)
+    def _add_peak(self, peak: MemoryPeak) -> None:
+        self.peaks[peak.rank] = peak.peak_bytes
+"""
+
 ADDITIONS = {
     "codec": Addition(
         (
@@ -208,7 +222,7 @@ assert "event log" in [result.name for result in results], results
             Edit("elephant/data/arrow.py", FORMAT),
             Edit("elephant/spark/file_formats.py", OPENER),
             Edit("elephant/spark/file_formats.py", "from elephant.data.arrow import ArrowFiles\n",
-                 "from elephant.cluster.row_source import RecordFiles\n"),
+                 "from elephant.cluster.spark_private import parsed_type\n"),
         ),
         """
 import pathlib, tempfile
@@ -224,9 +238,42 @@ with tempfile.TemporaryDirectory() as folder:
     assert len(parts) == 2 and sorted(rows) == [1, 2, 3, 4, 5], rows
 """,
     ),
+    "callback": Addition(
+        (
+            Edit(
+                "elephant/rank/callback_rules.py",
+                '    CallbackRule("sacred", Duty.LOGS, "logs to the run that the user has opened on the driver"),\n',
+                "_ROWS = (\n",
+            ),
+        ),
+        """
+import keras
+from elephant.rank.callback_rules import Place, place_of
+batches = {"__module__": "sacred.keras", "on_train_batch_end": lambda self, batch, logs=None: None}
+assert place_of(type("Observer", (keras.callbacks.Callback,), batches)()) is Place.DRIVER
+assert place_of(type("Own", (keras.callbacks.Callback,), {**batches, "__module__": "mine"})()) is Place.ALL_RANKS
+""",
+    ),
+    "event": Addition(
+        (
+            Edit("elephant/monitor/events.py", EVENT),
+            Edit("elephant/monitor/record.py", "        self.peaks: dict[int, int] = {}\n",
+                 "        self.files: dict[int, FilesLeft] = {}\n"),
+            Edit("elephant/monitor/record.py", PEAK, "        self.notes.append(note.text)\n"),
+            Edit("elephant/monitor/record.py", "    MemoryPeak,\n", "    Finished,\n"),
+        ),
+        """
+from elephant.monitor.events import MemoryPeak, from_message, to_message
+from elephant.monitor.record import FitRecord
+sent = to_message(MemoryPeak(rank=1, peak_bytes=7))
+record = FitRecord()
+record.add(from_message(sent))
+assert record.peaks == {1: 7}
+""",
+    ),
 }  # fmt: skip
 # Of each addition, the places that the page names.
-EDITS = {"codec": 2, "algorithm": 1, "option": 4, "check": 1, "file format": 3}
+EDITS = {"codec": 2, "algorithm": 1, "option": 4, "check": 1, "file format": 3, "callback": 1, "event": 4}
 
 
 def run(root, *command):

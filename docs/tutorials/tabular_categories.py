@@ -114,12 +114,12 @@ fitted = estimator.fit(train)
 # %% [markdown]
 # ## Evaluate
 #
-# `transform` adds a `prediction` (0 or 1) and a `probability` to every row, as any classifier of Spark ML does. So the
-# evaluators of Spark ML take its result. Keras' own numbers come from `evaluate`.
+# `transform` adds `rawPrediction`, `probability` and `prediction` (0 or 1) to every row, as any classifier of Spark ML
+# does. So the evaluators of Spark ML take its result as it is. Keras' own numbers come from `evaluate`.
 
 # %%
 predictions = fitted.transform(test)
-area = BinaryClassificationEvaluator(rawPredictionCol="probability").evaluate(predictions)
+area = BinaryClassificationEvaluator().evaluate(predictions)
 print(f"area under the curve {area:.3f}, {fitted.evaluate(test)}")
 # area under the curve 0.985, {'accuracy': 0.9358670115470886, 'loss': 0.16688594222068787}
 

@@ -138,6 +138,7 @@ def all_have_devices(collective: Communicator, name: str, *, required: bool) -> 
 
 
 def wrong_sum() -> ConfigurationError:
+    """Returns the error of a trial whose sum was wrong, or could not be computed."""
     return ConfigurationError(
         "gpuTransport: expected NCCL to add up a number of each rank, as 'nccl' needs. Received: another sum, or an "
         "error, which the rank's log has. Pass 'host'."
@@ -145,4 +146,5 @@ def wrong_sum() -> ConfigurationError:
 
 
 def has_stand_in() -> bool:
+    """Returns whether processors and Gloo stand in for GPUs and NCCL."""
     return os.environ.get(STAND_IN_VARIABLE) == "gloo"

@@ -143,12 +143,12 @@ class CheckpointManager:
         return list(self._readable(note).values())
 
     def _readable(self, note: Callable[[str], None]) -> dict[str, CheckpointManifest]:
-        found, damaged = self._surveyed()
+        manifests, damaged = self._surveyed()
         for name, error in damaged.items():
             note(f"the checkpoint {name} in {self.url} cannot be read, and is left out: {error}")
-        if damaged and not found:
+        if damaged and not manifests:
             raise self._all_damaged(damaged)
-        return found
+        return manifests
 
     def latest(self, note: Callable[[str], None] = logger.warning, *, epochs: int | None = None) -> Checkpoint | None:
         """Returns the newest checkpoint whose files are whole; None when there is none at all.
@@ -281,12 +281,12 @@ class CheckpointManager:
 
         One that a process was writing when it was killed is among these, where a file system shows half a file.
         """
-        found: dict[str, CheckpointManifest] = {}
+        manifests: dict[str, CheckpointManifest] = {}
         damaged: dict[str, DamagedError] = {}
         for name in filter(is_manifest, self._names()):
             try:
                 with self._folder.reading(name) as file:
-                    found[name] = CheckpointManifest.from_bytes(file.read())
+                    manifests[name] = CheckpointManifest.from_bytes(file.read())
             except DamagedError as error:
                 damaged[name] = error
             except FileNotFoundError:
@@ -294,7 +294,7 @@ class CheckpointManager:
                 continue
             except OSError as error:
                 raise self._unreadable(error) from error
-        return dict(sorted(found.items(), key=lambda one: (one[1].epochs, one[1].number))), damaged
+        return dict(sorted(manifests.items(), key=lambda one: (one[1].epochs, one[1].number))), damaged
 
     def _names(self) -> list[str]:
         try:
@@ -412,17 +412,17 @@ class CheckpointWriter:
     Leaving its ``with`` block waits for what is being written.
     """
 
-    def __init__(self, store: CheckpointManager) -> None:
-        self._store = store
+    def __init__(self, checkpoints: CheckpointManager) -> None:
+        self._checkpoints = checkpoints
         self._lock = threading.Lock()
-        self._newest: FitState | None = None
+        self._newest_state: FitState | None = None
         self._error: CheckpointError | None = None
         self._queue = WorkQueue("elephant-checkpoints")
 
     def keep(self, state: FitState) -> None:
         """Has a state written; returns at once."""
         with self._lock:
-            self._newest = state
+            self._newest_state = state
             self._queue.submit(self._save_newest)
 
     def check(self) -> None:
@@ -440,15 +440,15 @@ class CheckpointWriter:
         """
         self._queue.wait()
         self.check()
-        error = self._failure_of(lambda: self._store.finish(result, trained=trained))
+        error = self._failure_of(lambda: self._checkpoints.finish(result, trained=trained))
         if error is not None:
             raise error
 
     def _save_newest(self) -> None:
         with self._lock:
-            state, self._newest = self._newest, None
+            state, self._newest_state = self._newest_state, None
         if state is not None:
-            error = self._failure_of(functools.partial(self._store.save, state))
+            error = self._failure_of(functools.partial(self._checkpoints.save, state))
             with self._lock:
                 self._error = error or self._error
 
@@ -459,7 +459,7 @@ class CheckpointWriter:
         except CheckpointError as error:
             return error
         except Exception as error:
-            failure = CheckpointError(f"checkpointPath={self._store.url}: {type(error).__name__}: {error}")
+            failure = CheckpointError(f"checkpointPath={self._checkpoints.url}: {type(error).__name__}: {error}")
             failure.__cause__ = error
             return failure
         return None

@@ -148,15 +148,15 @@ def measure(session: SparkSession, settings: Mapping[str, Any]) -> list[ScalingR
     """
     from elephant.cli.doctor import DEFAULT_WORKERS
 
-    rows = read_rows(session, settings)
+    files = read_rows(session, settings)
     slots_s = Timeouts.of(settings.get("timeouts", {})).slots_s
     known = settings.get("workers")
     counts = known or workers_up_to(awaited_slots(session, DEFAULT_WORKERS, slots_s, _note) or DEFAULT_WORKERS)
     repeats, runs = settings.get("repeats", DEFAULT_REPEATS), []
     for workers in counts:
         try:
-            steps = settings.get("steps") or _calibrated(rows, settings, workers, repeats)
-            run = _run(rows, settings, workers, steps, repeats)
+            steps = settings.get("steps") or _calibrated(files, settings, workers, repeats)
+            run = _run(files, settings, workers, steps, repeats)
             _note(f"workers={workers}, {repeats} times {steps} steps: {run.rows_per_s:,.0f} rows/s")
         except Exception as error:
             run = _empty(settings, workers, error=line_of(error))
@@ -174,22 +174,22 @@ def grown_steps(steps: int, took_s: float, wanted_s: float) -> int:
     return max(min(round(steps * wanted_s / max(took_s, 1e-9)), steps * _MOST_GROWTH), 1)
 
 
-def _calibrated(rows: DataFrame | Files, settings: Mapping[str, Any], workers: int, repeats: int) -> int:
+def _calibrated(files: DataFrame | Files, settings: Mapping[str, Any], workers: int, repeats: int) -> int:
     """Returns the steps of an epoch with which a run takes about a minute; what runs here warms the executors up."""
     steps = _FIRST_STEPS
     # A few steps are mostly an epoch's beginning and end: some seconds of them tell more.
     for wanted_s in (2.0, _RUN_S / (repeats + 1)):
-        run = _run(rows, settings, workers, steps, 1)
+        run = _run(files, settings, workers, steps, 1)
         steps = grown_steps(steps, steps * run.step_s, wanted_s)
     return steps
 
 
-def _run(rows: DataFrame | Files, settings: Mapping[str, Any], workers: int, steps: int, repeats: int) -> ScalingRun:
+def _run(files: DataFrame | Files, settings: Mapping[str, Any], workers: int, steps: int, repeats: int) -> ScalingRun:
     from elephant.monitor.scaling import ScalingRun
 
     empty = _empty(settings, workers)
     own = {"numWorkers": workers, "epochs": 1 + repeats, "stepsPerEpoch": steps, "batchSize": empty.batch_size}
-    fitted = estimator_of({**settings, **own, "verbose": 0}).fit(rows)
+    fitted = estimator_of({**settings, **own, "verbose": 0}).fit(files)
     return ScalingRun.of(fitted.summary, workers=workers, batch_size=empty.batch_size, steps=steps)
 
 

@@ -207,14 +207,14 @@ class ClusterExamination:
     def __init__(
         self, session: SparkSession, *, num_workers: int | None, mode: str, gpu: bool, timeout_s: float
     ) -> None:
-        from elephant.driver.coordinator_location import may_host
+        from elephant.driver.coordinator_location import may_coordinate_on_executors
 
         self._session = session
         self._settings = session_settings(session)
         self._synchronous = mode == "synchronous"
         self._gpu = gpu
         self._timeout_s = timeout_s
-        self._may_host = may_host(session)
+        self._may_coordinate_on_executors = may_coordinate_on_executors(session)
         # Executors that are still starting when the session is already there.
         awaited_slots(session, num_workers or 1, min(timeout_s, Timeouts().slots_s), _stay_silent)
         self._num_workers = num_workers or count_slots(session) or 1
@@ -224,9 +224,9 @@ class ClusterExamination:
         settings, master = self._settings, self._settings.get("spark.master", "")
         count, synchronous = self._num_workers, self._synchronous
         request = ResourceRequest(num_workers=count, use_gpu=True if self._gpu else "auto", synchronous=synchronous)
-        needs = Requirements(num_workers=count, synchronous=synchronous, slots_s=0.0, request=request)
+        requirements = Requirements(num_workers=count, synchronous=synchronous, slots_s=0.0, request=request)
         has_jvm = jvm_context(self._session) is not None
-        return check_session(self._session, settings, needs, _stay_silent).check_results + run_phase(
+        return check_session(self._session, settings, requirements, _stay_silent).check_results + run_phase(
             Phase.APPLICATION,
             settings=settings,
             synchronous=synchronous,
@@ -253,7 +253,10 @@ class ClusterExamination:
                 place = f"{probe.address[0]}:{probe.address[1]}"
             except Exception as error:
                 # Any other error than that of the network would end a fit as well.
-                problem, needed = short_text(error), not (self._may_host and isinstance(error, NetworkError))
+                problem, needed = (
+                    short_text(error),
+                    not (self._may_coordinate_on_executors and isinstance(error, NetworkError)),
+                )
             check_results = run_phase(Phase.ADDRESS, host=host, addresses=addresses, error=problem, needed=needed)
             return check_results + self._asked(connect_back, place)
 
@@ -262,20 +265,20 @@ class ClusterExamination:
         tasks = max(len(running), 1) if running is not None else max(self._num_workers, _UNKNOWN_EXECUTORS)
         began = time.time()
         try:
-            look = examine_executors(self._session, tasks=tasks, timeout_s=self._timeout_s, connect_back=connect_back)
+            report = examine_executors(self._session, tasks=tasks, timeout_s=self._timeout_s, connect_back=connect_back)
         except Exception as error:
             return check_executors(ExecutorReport(error=short_text(error)), driver_facts(), backend=None)
         ended = time.time()
-        # Of a session that does not tell its executors, nobody knows how many should have answered.
-        look = look if running is not None else replace(look, missing=0)
-        driver, by_place = driver_facts(), {one.place: one for one in look.facts}
+        # Nobody knows how many should have answered where a session does not tell its executors.
+        report = report if running is not None else replace(report, missing=0)
+        driver, by_place = driver_facts(), {one.place: one for one in report.facts}
         shared = {name: one.shared_memory_bytes for name, one in by_place.items()}
-        return check_executors(look, driver, backend=asked_for()) + run_phase(
+        return check_executors(report, driver, backend=asked_for()) + run_phase(
             Phase.HOSTS,
             unreached={name: one.unreached for name, one in by_place.items() if one.unreached},
             asked=len(by_place),
             place=place,
-            needed=not self._may_host,
+            needed=not self._may_coordinate_on_executors,
             limits={"the driver": driver.descriptors} | {name: one.descriptors for name, one in by_place.items()},
             sizes={name: size for name, size in shared.items() if size is not None},
             # An answer was given somewhere between the two: what lies outside is certain to be off.

@@ -80,7 +80,7 @@ def _read(words: Sequence[str]) -> argparse.Namespace:
     if words[:1] == ["bench"]:
         # Its arguments are settings, as those of a job are.
         return argparse.Namespace(command="bench", arguments=list(words[1:]))
-    # Of what comes behind two dashes nothing is ours.
+    # Words behind two dashes are the script's.
     own = list(words[: words.index("--")]) if "--" in words else list(words)
     given, unknown = parser.parse_known_args(own)
     if unknown or (given.command != "run" and len(own) < len(words)):

@@ -57,7 +57,7 @@ def _server_host(session: SparkSession) -> str:
         raise ClusterError(
             "expected a Spark Connect session that tells the host of its server. Received: "
             f"{type(session).__module__}.{type(session).__qualname__}, which does not. "
-            "Set spark.elephant.hosting to executors."
+            "Set spark.elephant.coordinator to executors."
         )
     return str(host).strip("[]")
 

@@ -241,7 +241,7 @@ def plan(conf: Mapping[str, str], request: ResourceRequest) -> ResourcePlan:
         ClusterError: The settings cannot give what is asked for; it names the one to change.
         ConfigurationError: What is asked for contradicts itself, or a setting is no number.
     """
-    # Whoever makes settings by hand has them as numbers and booleans, too.
+    # Settings that were made by hand may be numbers and booleans, too.
     conf = {name: str(value) for name, value in conf.items() if value is not None}
     cluster = ClusterSettings.of(conf, request.gpu_resource)
     _refuse_local_task_resources(conf, cluster)

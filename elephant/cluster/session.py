@@ -118,7 +118,7 @@ def require_connect(session: SparkSession) -> None:
     """Raises UnsupportedError where a session is one of Spark Connect, and PySpark is too old to run jobs beside it."""
     import pyspark
 
-    # Of threads rather than of numbers: platforms count the versions of their clients otherwise.
+    # Threads tell it better than numbers: platforms count the versions of their clients otherwise.
     if is_remote(session) and "session" not in inspect.signature(pyspark.InheritableThread.__init__).parameters:
         raise UnsupportedError(
             f"Spark Connect: expected PySpark 4.0 or newer. Received: {pyspark.__version__}, which runs no job beside "

@@ -71,7 +71,7 @@ def cause_of(error: Exception | None) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     told = list(itertools.takewhile(lambda line: not line.startswith("at "), lines))
     if len(told) > _CAUSE_LINES:
-        # Of a traceback the last line says what it is about.
+        # The last line of a traceback says what it is about.
         told = [told[0], "...", *told[2 - _CAUSE_LINES :]]
     return "\n".join(told)
 
@@ -94,7 +94,7 @@ def described(session: SparkSession, text: str) -> Iterator[None]:
         return
     context: Any = jvm_context(session)
     spark, before = None, None
-    # Of a session that was stopped, or whose JVM has ended, the block itself has more to say.
+    # The block itself has more to say of a session that was stopped, or whose JVM has ended.
     with contextlib.suppress(Exception):
         if context is not None and _has_own_properties(context):
             spark = java_context(context).sc()

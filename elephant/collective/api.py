@@ -33,20 +33,20 @@ class BackgroundUser(Protocol):
 
 
 @contextlib.contextmanager
-def using(collective: Communicator) -> Iterator[None]:
+def using(communicator: Communicator) -> Iterator[None]:
     """Makes a collective this process' own for the time of a ``with`` block; it stays the caller's to close.
 
     An error that leaves the block aborts it, which ends what goes on in the background.
     """
-    _installed.append(collective)
+    _installed.append(communicator)
     _users.clear()
     try:
         yield
     except BaseException:
-        collective.abort()
+        communicator.abort()
         raise
     finally:
-        _installed.remove(collective)
+        _installed.remove(communicator)
         for user in _users:
             user.close()
 

@@ -65,7 +65,7 @@ def form_collective(
     *,
     operation_timeout_s: float = 600.0,
     transport: str = "auto",
-    sizes: AlgorithmThresholds | None = None,
+    thresholds: AlgorithmThresholds | None = None,
 ) -> Communicator:
     """Connects this rank with the others; all ranks call it, in any order.
 
@@ -74,7 +74,7 @@ def form_collective(
         run_id: The run, which a connection must belong to.
         timeout_s: Seconds until all ranks must be there.
         transport: ``"auto"``, or ``"tcp"`` to treat every rank as if it had a host of its own.
-        sizes: Which arrays go which way; the same on every rank. ``AlgorithmThresholds()`` when None.
+        thresholds: Which arrays go which way; the same on every rank. ``AlgorithmThresholds()`` when None.
 
     Returns:
         The collective; one of a single rank for a single address.
@@ -96,12 +96,14 @@ def form_collective(
     check_token(token)
     deadline = Deadline(timeout_s, f"Connecting {world_size} ranks on rank {rank}")
     with contextlib.ExitStack() as failed:
-        forming = _Bootstrap(rank, addresses, token, run_id, deadline)
-        failed.push(forming.give_up)
-        placement = forming.connect(listener, transport)
-        collective = _collective_of(forming, placement, failed, sizes or AlgorithmThresholds(), operation_timeout_s)
+        bootstrap = _Bootstrap(rank, addresses, token, run_id, deadline)
+        failed.push(bootstrap.give_up)
+        topology = bootstrap.connect(listener, transport)
+        communicator = _collective_of(
+            bootstrap, topology, failed, thresholds or AlgorithmThresholds(), operation_timeout_s
+        )
         failed.pop_all()
-    return collective
+    return communicator
 
 
 class _Bootstrap:
@@ -110,14 +112,14 @@ class _Bootstrap:
     Attributes:
         rank: This rank.
         operation: The connecting, for whoever waits.
-        watch: The connections of the watch.
+        detector: The connections of the watch.
         groups: The connections of groups, by the group's name.
     """
 
     def __init__(self, rank: int, addresses: Sequence[Address], token: bytes, run_id: str, deadline: Deadline) -> None:
         self.rank = rank
         self.operation = Operation(0, "connecting the ranks", deadline)
-        self.watch = FailureDetector(rank)
+        self.detector = FailureDetector(rank)
         self.groups: dict[str, RankGroup] = {}
         self._addresses = addresses
         self._token = token
@@ -130,21 +132,21 @@ class _Bootstrap:
             local = self._listen_locally() if transport == "auto" else None
             if local is not None:
                 stack.callback(local.close)
-            own = PeerHello(self.rank, len(self._addresses), "", host_key() if local is not None else own_key())
-            arrivals = PeerAcceptor(own, self._token, self._run_id, max_pending=_PENDING + len(self._addresses))
-            stack.callback(arrivals.close)
+            own_hello = PeerHello(self.rank, len(self._addresses), "", host_key() if local is not None else own_key())
+            acceptor = PeerAcceptor(own_hello, self._token, self._run_id, max_pending=_PENDING + len(self._addresses))
+            stack.callback(acceptor.close)
             for sock in (listener, local):
                 if sock is not None:
-                    arrivals.listen(sock.fileno())
-            placement = Topology(self._meet(own, arrivals))
-            for name, members in placement.groups(self.rank).items():
-                self.groups[name] = self._join(name, members, placement, own, arrivals)
-        return placement
+                    acceptor.listen(sock.fileno())
+            topology = Topology(self._meet(own_hello, acceptor))
+            for name, members in topology.groups(self.rank).items():
+                self.groups[name] = self._join(name, members, topology, own_hello, acceptor)
+        return topology
 
     def give_up(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Tells the ranks that are there already, and closes everything."""
         lost = PeerLostError(f"Rank {self.rank} gave up connecting: {type(error).__name__}: {error}")
-        self.watch.close(ControlMessage.of(error if isinstance(error, NetworkError) else lost, 0))
+        self.detector.close(ControlMessage.of(error if isinstance(error, NetworkError) else lost, 0))
         for group in self.groups.values():
             group.close()
 
@@ -158,35 +160,35 @@ class _Bootstrap:
     def _local_name(self, rank: int) -> str:
         return local_name(self._token, f"{self._run_id}/{rank}/{name_of(self._addresses[rank])}")
 
-    def _meet(self, own: PeerHello, arrivals: PeerAcceptor) -> list[str]:
+    def _meet(self, own_hello: PeerHello, acceptor: PeerAcceptor) -> list[str]:
         """Connects the watch, and returns every rank's host key."""
-        keys = {self.rank: own.host}
-        hello = replace(own, purpose="watch")
+        keys = {self.rank: own_hello.host}
+        hello = replace(own_hello, purpose="watch")
         for other in range(self.rank):
             sock, answer = self._call(self._addresses[other], hello, other)
             keys[other] = answer.host
-            self.watch.add(other, sock)
-        for other, (sock, answer) in self._await(arrivals, "watch", range(self.rank + 1, len(self._addresses))):
+            self.detector.add(other, sock)
+        for other, (sock, answer) in self._await(acceptor, "watch", range(self.rank + 1, len(self._addresses))):
             keys[other] = answer.host
-            self.watch.add(other, sock)
+            self.detector.add(other, sock)
         return [keys[rank] for rank in range(len(self._addresses))]
 
     def _join(
-        self, name: str, members: Sequence[int], placement: Topology, own: PeerHello, arrivals: PeerAcceptor
+        self, name: str, members: Sequence[int], topology: Topology, own_hello: PeerHello, acceptor: PeerAcceptor
     ) -> RankGroup:
         """Makes this rank's connections in a group."""
         position, pairs = members.index(self.rank), {}
         with contextlib.ExitStack() as failed:
             for distance in distances(len(members)):
                 after, before = (members[(position + step) % len(members)] for step in (distance, -distance))
-                near = after in placement.neighbors(self.rank)
+                near = after in topology.neighbors(self.rank)
                 endpoint = self._local_name(after) if near else self._addresses[after]
                 purpose = f"{name}/{distance}"
-                target, _ = self._call(endpoint, replace(own, purpose=purpose), after)
+                target, _ = self._call(endpoint, replace(own_hello, purpose=purpose), after)
                 failed.callback(target.close)
-                ((_, (source, _)),) = self._await(arrivals, purpose, [before])
+                ((_, (source, _)),) = self._await(acceptor, purpose, [before])
                 failed.callback(source.close)
-                pairs[distance] = LinkPair(source, before, target, after, self.watch)
+                pairs[distance] = LinkPair(source, before, target, after, self.detector)
             failed.pop_all()
         return RankGroup(members, position, pairs)
 
@@ -199,68 +201,74 @@ class _Bootstrap:
             raise AuthenticationError(f"{what}: {error}") from error
 
     def _await(
-        self, arrivals: PeerAcceptor, purpose: str, ranks: Iterable[int]
+        self, acceptor: PeerAcceptor, purpose: str, ranks: Iterable[int]
     ) -> Iterator[tuple[int, tuple[socket.socket, PeerHello]]]:
         """Yields the connections that these ranks make, as they come."""
         missing = set(ranks)
         while missing:
-            for rank, arrival in arrivals.take(purpose, missing, _LOOK_S).items():
+            for rank, arrival in acceptor.take(purpose, missing, _LOOK_S).items():
                 missing.discard(rank)
                 yield rank, arrival
-            self.watch.check(self.operation)
+            self.detector.check(self.operation)
             if missing and self._deadline.expired:
                 absent = ", ".join(map(str, sorted(missing)))
-                raise self._deadline.exceeded(f"Ranks that did not connect: {absent}. {arrivals.seen}")
+                raise self._deadline.exceeded(f"Ranks that did not connect: {absent}. {acceptor.seen}")
 
 
 def _collective_of(
-    forming: _Bootstrap, placement: Topology, failed: contextlib.ExitStack, sizes: AlgorithmThresholds, timeout_s: float
+    bootstrap: _Bootstrap,
+    topology: Topology,
+    failed: contextlib.ExitStack,
+    thresholds: AlgorithmThresholds,
+    timeout_s: float,
 ) -> Communicator:
     """Makes the collective of connected ranks; what must be closed when that fails goes on the stack."""
-    groups, world = forming.groups, forming.groups["world"]
-    exchange = BruckAllgather(world, max(sizes.small_bytes // world.size, COUNT_BYTES))
-    route = _route(forming, placement, exchange, failed, sizes)
-    failed.callback(route.close)
+    groups, world = bootstrap.groups, bootstrap.groups["world"]
+    allgather = BruckAllgather(world, max(thresholds.small_bytes // world.size, COUNT_BYTES))
+    algorithm = _route(bootstrap, topology, allgather, failed, thresholds)
+    failed.callback(algorithm.close)
     return ProcessGroup(
-        forming.rank,
-        placement,
-        watch=forming.watch,
+        bootstrap.rank,
+        topology,
+        detector=bootstrap.detector,
         groups=list(groups.values()),
-        exchange=exchange,
-        route=route,
-        sizes=sizes,
+        allgather=allgather,
+        algorithm=algorithm,
+        thresholds=thresholds,
         timeout_s=timeout_s,
     )
 
 
 def _route(
-    forming: _Bootstrap,
-    placement: Topology,
-    exchange: BruckAllgather,
+    bootstrap: _Bootstrap,
+    topology: Topology,
+    allgather: BruckAllgather,
     failed: contextlib.ExitStack,
-    sizes: AlgorithmThresholds,
+    thresholds: AlgorithmThresholds,
 ) -> AllreduceAlgorithm:
-    groups, world = forming.groups, forming.groups["world"]
-    if len(placement.hosts) == world.size:
-        return Ring(world, sizes)
-    one_host = len(placement.hosts) == 1
+    groups, world = bootstrap.groups, bootstrap.groups["world"]
+    if len(topology.hosts) == world.size:
+        return Ring(world, thresholds)
+    one_host = len(topology.hosts) == 1
     host = world if one_host else groups.get("host")
-    shared = None
-    if host is not None and (memory := share_memory(host, sizes.block_bytes, forming.operation)) is not None:
-        inner = exchange if one_host else BruckAllgather(host, 0)
-        shared = HostGroup(memory, inner, position=host.position, size=host.size, block_bytes=sizes.block_bytes)
-        failed.callback(shared.close)
-    has_memory = np.array([host is None or shared is not None], np.uint8)
-    if not all(flag[0] for flag in exchange.gather(forming.operation, has_memory)):
-        if forming.rank == 0:
+    host_group = None
+    if host is not None and (memory := share_memory(host, thresholds.block_bytes, bootstrap.operation)) is not None:
+        inner = allgather if one_host else BruckAllgather(host, 0)
+        host_group = HostGroup(
+            memory, inner, position=host.position, size=host.size, block_bytes=thresholds.block_bytes
+        )
+        failed.callback(host_group.close)
+    has_memory = np.array([host is None or host_group is not None], np.uint8)
+    if not all(flag[0] for flag in allgather.gather(bootstrap.operation, has_memory)):
+        if bootstrap.rank == 0:
             logger.warning("The ranks of a host cannot share memory on this system: all data goes through sockets.")
-        if shared is not None:
-            shared.close()
-        return Ring(world, sizes)
-    if one_host and shared is not None:
-        return shared
-    leaders = Ring(groups["leaders"], sizes) if "leaders" in groups else None
-    return HierarchicalAllreduce(shared, leaders, Ring(world, sizes))
+        if host_group is not None:
+            host_group.close()
+        return Ring(world, thresholds)
+    if one_host and host_group is not None:
+        return host_group
+    leader_ring = Ring(groups["leaders"], thresholds) if "leaders" in groups else None
+    return HierarchicalAllreduce(host_group, leader_ring, Ring(world, thresholds))
 
 
 @dataclass(frozen=True)
@@ -298,7 +306,7 @@ class PeerHello:
 
 
 def call(
-    endpoint: Endpoint, token: bytes, run_id: str, own: PeerHello, expected: int, deadline: Deadline
+    endpoint: Endpoint, token: bytes, run_id: str, own_hello: PeerHello, expected: int, deadline: Deadline
 ) -> tuple[socket.socket, PeerHello]:
     """Connects to another rank.
 
@@ -316,11 +324,11 @@ def call(
     """
     stream = connect(endpoint, token, context_of(run_id), deadline)
     try:
-        stream.send(own.to_message(), deadline)
+        stream.send(own_hello.to_message(), deadline)
         answer = PeerHello.of(stream.receive(deadline, _LIMITS))
-        if (answer.rank, answer.world_size) != (expected, own.world_size):
+        if (answer.rank, answer.world_size) != (expected, own_hello.world_size):
             raise ProtocolError(
-                f"Expected rank {expected} of {own.world_size} at {stream.peer}. "
+                f"Expected rank {expected} of {own_hello.world_size} at {stream.peer}. "
                 f"Received: rank {answer.rank} of {answer.world_size}. "
                 "All ranks must be given the same addresses in the same order."
             )
@@ -338,22 +346,22 @@ def context_of(run_id: str) -> str:
 class PeerAcceptor:
     """Accepts the connections of other ranks, in one thread for each listener."""
 
-    def __init__(self, own: PeerHello, token: bytes, run_id: str, max_pending: int) -> None:
-        self._own = own
+    def __init__(self, own_hello: PeerHello, token: bytes, run_id: str, max_pending: int) -> None:
+        self._own_hello = own_hello
         self._token = token
         self._context = context_of(run_id)
         self._max_pending = max_pending
         self._listeners: list[Listener] = []
         self._threads: list[threading.Thread] = []
-        self._arrived: dict[tuple[str, int], tuple[socket.socket, PeerHello]] = {}
+        self._hellos: dict[tuple[str, int], tuple[socket.socket, PeerHello]] = {}
         self._news = threading.Condition()
-        self._failure: NetworkError | None = None
+        self._network_error: NetworkError | None = None
         self._closed = False
 
     def listen(self, descriptor: int) -> None:
         """Accepts on a listening socket, through a duplicate of its descriptor, so that it stays the caller's."""
         listener = Listener(socket.socket(fileno=os.dup(descriptor)), max_pending=self._max_pending)
-        name = f"elephant-collective-accept-{self._own.rank}-{len(self._listeners)}"
+        name = f"elephant-collective-accept-{self._own_hello.rank}-{len(self._listeners)}"
         thread = threading.Thread(target=self._accept_all, args=(listener,), name=name, daemon=True)
         self._listeners.append(listener)
         self._threads.append(thread)
@@ -367,10 +375,10 @@ class PeerAcceptor:
         """
         wanted = {(purpose, rank) for rank in ranks}
         with self._news:
-            self._news.wait_for(lambda: self._failure or not wanted.isdisjoint(self._arrived), wait_s)
-            if self._failure is not None:
-                raise self._failure
-            return {key[1]: self._arrived.pop(key) for key in wanted & self._arrived.keys()}
+            self._news.wait_for(lambda: self._network_error or not wanted.isdisjoint(self._hellos), wait_s)
+            if self._network_error is not None:
+                raise self._network_error
+            return {key[1]: self._hellos.pop(key) for key in wanted & self._hellos.keys()}
 
     @property
     def seen(self) -> str:
@@ -385,7 +393,7 @@ class PeerAcceptor:
             listener.close()
         for thread in self._threads:
             thread.join(2 * _HELLO_S)
-        for sock, _ in self._arrived.values():
+        for sock, _ in self._hellos.values():
             sock.close()
 
     def _accept_all(self, listener: Listener) -> None:
@@ -396,11 +404,11 @@ class PeerAcceptor:
             except DeadlineExceededError:
                 continue
             except Exception as error:
-                failure = (
+                network_error = (
                     error if isinstance(error, NetworkError) else NetworkError(f"Accepting ranks failed: {error!r}.")
                 )
                 with self._news:
-                    self._failure = self._failure or failure
+                    self._network_error = self._network_error or network_error
                     self._news.notify_all()
                 return
 
@@ -409,14 +417,14 @@ class PeerAcceptor:
         deadline = Deadline(_HELLO_S, f"The hello of {stream.peer}")
         try:
             hello = PeerHello.of(stream.receive(deadline, _LIMITS))
-            stream.send(self._own.to_message(), deadline)
+            stream.send(self._own_hello.to_message(), deadline)
         except NetworkError as error:
             logger.debug("A rank at %s came and went: %s", stream.peer, error)
             stream.abort()
             return
         with self._news:
-            earlier = self._arrived.pop((hello.purpose, hello.rank), None)
-            self._arrived[hello.purpose, hello.rank] = stream.detach(), hello
+            earlier = self._hellos.pop((hello.purpose, hello.rank), None)
+            self._hellos[hello.purpose, hello.rank] = stream.detach(), hello
             self._news.notify_all()
         if earlier is not None:
             earlier[0].close()

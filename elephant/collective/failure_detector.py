@@ -91,9 +91,9 @@ class FailureDetector:
         self._closed = False
         # Held while notices go out or the sockets are closed: an interrupt may come from another thread.
         self._telling = threading.Lock()
-        self._farewells: dict[int, ControlMessage] = {}
+        self._farewell_messages: dict[int, ControlMessage] = {}
         self._asked_at: float | None = None
-        self._answers: dict[int, ControlMessage] = {}
+        self._answer_messages: dict[int, ControlMessage] = {}
         self._late: set[int] = set()
 
     def add(self, rank: int, sock: socket.socket) -> None:
@@ -120,17 +120,17 @@ class FailureDetector:
             NetworkError: A rank is gone, has failed, or has closed before this operation; or
                 this rank's collective was interrupted.
         """
-        ended: list[_Peer] = []
+        ended_peers: list[_Peer] = []
         for key, _ in self._selector.select(0):
             if key.data is None:
                 raise PeerLostError(f"The collective was aborted on this rank, rank {self._rank}.")
             if key.data.read():
-                ended.append(key.data)
+                ended_peers.append(key.data)
             self._heed(key.data, operation)
         self._check_farewells(operation)
-        for peer in ended:
+        for peer in ended_peers:
             self._selector.unregister(peer.sock)
-            if peer.rank not in self._farewells:
+            if peer.rank not in self._farewell_messages:
                 raise PeerLostError(
                     f"Rank {self._rank} lost rank {peer.rank} in {_named(operation)}: "
                     "its process died, or the network between the two broke."
@@ -148,7 +148,7 @@ class FailureDetector:
                 self._selector.select(grace.remaining())
                 self.check(operation)
                 grace.remaining()
-        farewell = self._farewells.get(rank)
+        farewell = self._farewell_messages.get(rank)
         raise (farewell and farewell.error) or PeerLostError(
             f"Rank {self._rank} lost rank {rank} in {_named(operation)}: the connection ended, and no rank reported an "
             f"error. See the executor log of rank {rank}."
@@ -164,7 +164,7 @@ class FailureDetector:
         self._send_all_peers(ControlMessage(ControlKind.WAITING, operation.sequence))
         grace = Deadline(_ANSWER_S, "Waiting for answers")
         with contextlib.suppress(DeadlineExceededError):
-            while len(self._answers) < len(self._peers):
+            while len(self._answer_messages) < len(self._peers):
                 self._selector.select(grace.remaining())
                 self.check(operation)
                 grace.remaining()
@@ -179,9 +179,9 @@ class FailureDetector:
                 self._interrupted = True
                 self._wake_out.send(b"!")
 
-    def close(self, notice: ControlMessage) -> None:
+    def close(self, message: ControlMessage) -> None:
         """Tells all others that and why this rank leaves, and closes the connections."""
-        self._send_all_peers(notice)
+        self._send_all_peers(message)
         with self._telling:
             if self._closed:
                 return
@@ -192,26 +192,26 @@ class FailureDetector:
             self._wake_in.close()
             self._wake_out.close()
 
-    def _send_all_peers(self, notice: ControlMessage) -> None:
-        data = notice.to_bytes()
+    def _send_all_peers(self, message: ControlMessage) -> None:
+        data = message.to_bytes()
         with self._telling:
             for peer in () if self._closed else self._peers.values():
                 peer.tell(data)
 
     def _heed(self, peer: _Peer, operation: Operation) -> None:
-        while (notice := take_notice(peer.received)) is not None:
-            if notice.kind is ControlKind.PRESENT:
-                self._answers[peer.rank] = notice
-                if self._asked_at is not None and float(notice.text) < time.monotonic() - self._asked_at:
+        while (message := take_notice(peer.received)) is not None:
+            if message.kind is ControlKind.PRESENT:
+                self._answer_messages[peer.rank] = message
+                if self._asked_at is not None and float(message.text) < time.monotonic() - self._asked_at:
                     self._late.add(peer.rank)
-            elif notice.kind is ControlKind.WAITING:
+            elif message.kind is ControlKind.WAITING:
                 peer.tell(ControlMessage(ControlKind.PRESENT, operation.sequence, f"{operation.age_s:.6f}").to_bytes())
             else:
-                self._farewells.setdefault(peer.rank, notice)
+                self._farewell_messages.setdefault(peer.rank, message)
 
     def _check_farewells(self, operation: Operation) -> None:
         """Raises where a rank has left that this operation needs; what it has finished, the others can finish too."""
-        for rank, farewell in self._farewells.items():
+        for rank, farewell in self._farewell_messages.items():
             if farewell.sequence < operation.sequence:
                 raise farewell.error or PeerLostError(
                     f"Rank {rank} closed its collective after operation {farewell.sequence}."
@@ -219,11 +219,11 @@ class FailureDetector:
 
     def _story(self, operation: Operation) -> str:
         """Says in a sentence or two who came, who came late, and who did not come."""
-        absent = [rank for rank in self._peers if rank not in self._answers]
+        absent = [rank for rank in self._peers if rank not in self._answer_messages]
         behind = {
-            rank: notice.sequence
-            for rank, notice in self._answers.items()
-            if notice.sequence < operation.sequence and rank not in self._late
+            rank: message.sequence
+            for rank, message in self._answer_messages.items()
+            if message.sequence < operation.sequence and rank not in self._late
         }
         parts = [f"Ranks that did not arrive: {_listed(absent)}."] if absent else []
         if self._late:

@@ -47,19 +47,19 @@ class LinkSpeed:
     bytes_per_s: float
 
 
-def measure_link(collective: Communicator) -> LinkSpeed:
+def measure_link(communicator: Communicator) -> LinkSpeed:
     """Times a few allreduces; all ranks call it, and all get the same numbers."""
     tiny, long = np.zeros(1, np.float32), np.zeros(_PROBE_BYTES // 4, np.float32)
     # The first ones grow socket buffers.
-    took = [[_seconds(collective, array) for _ in range(_PROBES + 1)][1:] for array in (tiny, long)]
+    took = [[_seconds(communicator, array) for _ in range(_PROBES + 1)][1:] for array in (tiny, long)]
     slowest = np.array([min(times) for times in took])
-    collective.allreduce_(slowest, "max")
+    communicator.allreduce_(slowest, "max")
     return LinkSpeed(latency_s=float(slowest[0]), bytes_per_s=_PROBE_BYTES / float(slowest[1]))
 
 
-def _seconds(collective: Communicator, array: np.ndarray) -> float:
+def _seconds(communicator: Communicator, array: np.ndarray) -> float:
     began = time.perf_counter()
-    collective.allreduce_(array)
+    communicator.allreduce_(array)
     return time.perf_counter() - began
 
 
@@ -110,7 +110,7 @@ def plan_buckets(sizes: Sequence[int], bucket_bytes: int) -> list[list[int]]:
     return buckets if sizes else []
 
 
-def require_same_specs(collective: Communicator, specs: Sequence[Spec], what: str) -> None:
+def require_same_specs(communicator: Communicator, specs: Sequence[Spec], what: str) -> None:
     """Raises ProtocolError, on all ranks, where they would put arrays of other shapes or dtypes into one buffer.
 
     Args:
@@ -118,7 +118,7 @@ def require_same_specs(collective: Communicator, specs: Sequence[Spec], what: st
         what: What they are, for the error.
     """
     own = "; ".join(f"{tuple(shape)} {np.dtype(dtype).name}" for shape, dtype in specs)
-    told = collective.allgather(np.frombuffer(own.encode(), np.uint8))
+    told = communicator.allgather(np.frombuffer(own.encode(), np.uint8))
     texts = [bytes(part).decode() for part in told]
     for rank, text in enumerate(texts):
         if text != texts[0]:
@@ -206,18 +206,18 @@ class FusedBuffer(SharedBuffer):
                     )
                 _write_scaled(array, own, view)
 
-    def allreduce(self, collective: Communicator, reduce_float32: Callable[[np.ndarray], None] | None = None) -> None:
+    def allreduce(self, communicator: Communicator, reduce_float32: Callable[[np.ndarray], None] | None = None) -> None:
         """Sums the buffers over all ranks, in place; raises what ``Communicator.allreduce_`` raises.
 
         Args:
-            collective: Connects the ranks.
+            communicator: Connects the ranks.
             reduce_float32: Sums the float32 buffer in place in another way, such as compressed.
         """
         for dtype, buffer in self._buffers.items():
             if dtype == _FLOAT32 and reduce_float32 is not None:
                 reduce_float32(buffer)
             else:
-                collective.allreduce_(buffer)
+                communicator.allreduce_(buffer)
 
     def unpack(self) -> list[np.ndarray]:
         """Returns the arrays in the order, shapes and dtypes of the specs.

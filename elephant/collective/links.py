@@ -58,14 +58,19 @@ class LinkPair:
     """
 
     def __init__(
-        self, source: socket.socket, source_rank: int, target: socket.socket, target_rank: int, watch: FailureDetector
+        self,
+        source: socket.socket,
+        source_rank: int,
+        target: socket.socket,
+        target_rank: int,
+        detector: FailureDetector,
     ) -> None:
         self.source_rank, self.target_rank = source_rank, target_rank
         self.target = target
         self.source = source
         self.bytes_sent = 0
-        self.watch = watch
-        self._watch_descriptor = watch.fileno()
+        self.detector = detector
+        self._watch_descriptor = detector.fileno()
         self._pollers: dict[tuple[bool, bool, int | None], select.poll] = {}
         for sock in (source, target):
             socket_io.prepare(sock)
@@ -77,7 +82,7 @@ class LinkPair:
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError:
-            self.watch.reason(self.target_rank, operation)
+            self.detector.reason(self.target_rank, operation)
 
     def receive(self, view: memoryview, operation: Operation) -> int:
         """Reads into the view what has arrived, and returns how many bytes that were."""
@@ -88,7 +93,7 @@ class LinkPair:
         except OSError:
             count = 0
         if count == 0:
-            self.watch.reason(self.source_rank, operation)
+            self.detector.reason(self.source_rank, operation)
         return count
 
     def wait(self, operation: Operation, *, reading: bool, writing: bool, descriptor: int | None = None) -> None:
@@ -102,10 +107,10 @@ class LinkPair:
         try:
             ready = poller.poll(operation.deadline.remaining_ms())
         except DeadlineExceededError:
-            raise self.watch.absence(operation) from None
+            raise self.detector.absence(operation) from None
         for ready_one, _ in ready:
             if ready_one == self._watch_descriptor:
-                self.watch.check(operation)
+                self.detector.check(operation)
 
     def shut_down(self) -> None:
         """Ends both connections, so that a thread that is in one of them wakes up."""
@@ -319,17 +324,17 @@ class SenderThread:
         self._sock = sock
         self._name = name
         self._thread: threading.Thread | None = None
-        self._flows: queue.SimpleQueue[tuple[ChunkSchedule, Deadline] | None] = queue.SimpleQueue()
+        self._schedules: queue.SimpleQueue[tuple[ChunkSchedule, Deadline] | None] = queue.SimpleQueue()
         self._arrivals: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
         self._done_in, self._done_out = socket.socketpair()
 
-    def begin(self, flow: ChunkSchedule, deadline: Deadline) -> None:
+    def begin(self, schedule: ChunkSchedule, deadline: Deadline) -> None:
         """Hands over the outgoing side of a flow; ``finish`` must follow, or ``stop``."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._send_all_flows, name=self._name, daemon=True)
             self._thread.start()
-        self._flows.put((flow, deadline))
+        self._schedules.put((schedule, deadline))
 
     def piece_arrived(self) -> None:
         """Tells that one more piece has been taken in, which may have to be forwarded."""
@@ -361,31 +366,31 @@ class SenderThread:
         """Joins the thread; the socket must have been shut down, which ends what the thread is in."""
         if self._thread is not None:
             self._arrivals.put(False)
-            self._flows.put(None)
+            self._schedules.put(None)
             self._thread.join(_JOIN_S)
         self._done_in.close()
         self._done_out.close()
 
     def _send_all_flows(self) -> None:
-        while (order := self._flows.get()) is not None:
-            flow, deadline = order
+        while (order := self._schedules.get()) is not None:
+            schedule, deadline = order
             del order
             try:
-                self._send(flow, deadline)
+                self._send(schedule, deadline)
                 self._results.put(None)
             except Exception as error:
                 self._results.put(error)
             # The buffers are the caller's: an idle thread may not keep them alive.
-            del flow
+            del schedule
             self._done_out.send(b"!")
 
-    def _send(self, flow: ChunkSchedule, deadline: Deadline) -> None:
-        while not flow.all_sent:
-            if not flow.may_send:
+    def _send(self, schedule: ChunkSchedule, deadline: Deadline) -> None:
+        while not schedule.all_sent:
+            if not schedule.may_send:
                 self._wait_for_piece(deadline)
                 continue
             try:
-                flow.sent(self._sock.send(flow.next_out()))
+                schedule.sent(self._sock.send(schedule.next_out()))
             except (BlockingIOError, InterruptedError):
                 socket_io.wait(self._sock, select.POLLOUT, deadline)
 
@@ -409,7 +414,7 @@ class Pipeline:
         self._pair = pair
         self._sender = SenderThread(pair.target, name)
 
-    def run(self, flow: ChunkSchedule, operation: Operation, *, threaded: bool) -> None:
+    def run(self, schedule: ChunkSchedule, operation: Operation, *, threaded: bool) -> None:
         """Sends and receives all pieces of a flow.
 
         Args:
@@ -418,49 +423,49 @@ class Pipeline:
         Raises:
             NetworkError: A rank failed, is gone, or did not arrive in time.
         """
-        self._pair.bytes_sent += flow.outgoing_bytes
+        self._pair.bytes_sent += schedule.outgoing_bytes
         if threaded:
-            self._run_with_sender(flow, operation)
+            self._run_with_sender(schedule, operation)
         else:
-            self._run_alone(flow, operation)
+            self._run_alone(schedule, operation)
 
     def close(self) -> None:
         """Joins the thread; ends the connections first, which ends what it is in."""
         self._pair.shut_down()
         self._sender.stop()
 
-    def _run_alone(self, flow: ChunkSchedule, operation: Operation) -> None:
+    def _run_alone(self, schedule: ChunkSchedule, operation: Operation) -> None:
         pair = self._pair
-        while not flow.over:
-            sent = pair.send(flow.next_out(), operation) if flow.may_send else None
+        while not schedule.over:
+            sent = pair.send(schedule.next_out(), operation) if schedule.may_send else None
             if sent:
-                flow.sent(sent)
-            received = pair.receive(flow.into, operation) if flow.into is not None else 0
+                schedule.sent(sent)
+            received = pair.receive(schedule.into, operation) if schedule.into is not None else 0
             if received:
-                flow.received(received)
+                schedule.received(received)
             if not sent and not received:
-                pair.wait(operation, reading=flow.into is not None, writing=sent is not None)
+                pair.wait(operation, reading=schedule.into is not None, writing=sent is not None)
 
-    def _run_with_sender(self, flow: ChunkSchedule, operation: Operation) -> None:
+    def _run_with_sender(self, schedule: ChunkSchedule, operation: Operation) -> None:
         pair, sender = self._pair, self._sender
-        sender.begin(flow, operation.deadline)
+        sender.begin(schedule, operation.deadline)
         sending = True
-        while sending or flow.into is not None:
-            count = pair.receive(flow.into, operation) if flow.into is not None else 0
+        while sending or schedule.into is not None:
+            count = pair.receive(schedule.into, operation) if schedule.into is not None else 0
             if count:
-                if flow.received(count):
+                if schedule.received(count):
                     sender.piece_arrived()
             elif sending and sender.done:
                 self._finish_sending(operation)
                 sending = False
             else:
-                reading, descriptor = flow.into is not None, sender.fileno() if sending else None
+                reading, descriptor = schedule.into is not None, sender.fileno() if sending else None
                 pair.wait(operation, reading=reading, writing=False, descriptor=descriptor)
 
     def _finish_sending(self, operation: Operation) -> None:
         try:
             self._sender.finish()
         except DeadlineExceededError:
-            raise self._pair.watch.absence(operation) from None
+            raise self._pair.detector.absence(operation) from None
         except OSError:
-            self._pair.watch.reason(self._pair.target_rank, operation)
+            self._pair.detector.reason(self._pair.target_rank, operation)

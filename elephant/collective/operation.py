@@ -225,13 +225,11 @@ class AllreduceAlgorithm(ABC):
     agrees: bool
 
     @abstractmethod
-    def allreduce(self, flat: np.ndarray, reduction: ReduceOp, codec: Codec | None, operation: Operation) -> None:
+    def allreduce(self, flat: np.ndarray, op: ReduceOp, codec: Codec | None, operation: Operation) -> None:
         """Reduces a flat array, not empty, of all ranks in place."""
 
     @abstractmethod
-    def reduce_scatter(
-        self, flat: np.ndarray, bounds: Sequence[Bounds], reduction: ReduceOp, operation: Operation
-    ) -> None:
+    def reduce_scatter(self, flat: np.ndarray, bounds: Sequence[Bounds], op: ReduceOp, operation: Operation) -> None:
         """Reduces a flat array, not empty, of all ranks so that this rank's part is complete in place.
 
         The other parts are undefined then. ``bounds`` has where the parts begin and end, by rank.

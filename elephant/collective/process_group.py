@@ -51,9 +51,9 @@ class ProcessGroup(Communicator):
     """A collective of two or more ranks; made by `elephant.collective.bootstrap.form_collective`.
 
     Args:
-        watch: Tells of the other ranks; owned from here on.
+        detector: Tells of the other ranks; owned from here on.
         groups: This rank's connections; owned from here on.
-        route: Of large arrays; owned from here on.
+        algorithm: Of large arrays; owned from here on.
 
     Attributes:
         timeout_s: Seconds that an operation may take.
@@ -63,27 +63,27 @@ class ProcessGroup(Communicator):
     def __init__(
         self,
         rank: int,
-        placement: Topology,
+        topology: Topology,
         *,
-        watch: FailureDetector,
+        detector: FailureDetector,
         groups: Sequence[RankGroup],
-        exchange: BruckAllgather,
-        route: AllreduceAlgorithm,
-        sizes: AlgorithmThresholds,
+        allgather: BruckAllgather,
+        algorithm: AllreduceAlgorithm,
+        thresholds: AlgorithmThresholds,
         timeout_s: float,
     ) -> None:
         self._rank = rank
-        self._placement = placement
-        self._world_size = len(placement.ring)
-        self._watch = watch
+        self._topology = topology
+        self._world_size = len(topology.ring)
+        self._detector = detector
         self._groups = groups
-        self._exchange = exchange
-        self._route = route
-        self._sizes = sizes
+        self._allgather = allgather
+        self._algorithm = algorithm
+        self._thresholds = thresholds
         self.timeout_s = timeout_s
         self._reductions = {op: ReduceOp(op, self._world_size) for op in OPERATIONS}
         self._sequence = 0
-        self._failure: NetworkError | None = None
+        self._network_error: NetworkError | None = None
         self._busy = threading.Lock()
         self._stage: np.ndarray | None = None
         self.waited = np.zeros(1)
@@ -98,15 +98,15 @@ class ProcessGroup(Communicator):
 
     @property
     def local_rank(self) -> int:
-        return self._placement.neighbors(self._rank).index(self._rank)
+        return self._topology.neighbors(self._rank).index(self._rank)
 
     @property
     def local_world_size(self) -> int:
-        return len(self._placement.neighbors(self._rank))
+        return len(self._topology.neighbors(self._rank))
 
     @property
     def crosses_hosts(self) -> bool:
-        return len(self._placement.hosts) > 1
+        return len(self._topology.hosts) > 1
 
     @property
     def waited_s(self) -> float:
@@ -132,7 +132,7 @@ class ProcessGroup(Communicator):
                 self._reduce_staged(flat, reduction, operation)
             else:
                 self._agree(operation)
-                self._route.allreduce(flat, reduction, codec, operation)
+                self._algorithm.allreduce(flat, reduction, codec, operation)
 
         self._perform(f"allreduce {op} of {dimensions(array)} {name_of(flat.dtype)}{encoding}", reduce)
 
@@ -153,7 +153,7 @@ class ProcessGroup(Communicator):
                 self._agree(operation)
                 row = flat.size // len(array)
                 parts = [(start * row, stop * row) for start, stop in bounds]
-                self._route.reduce_scatter(flat, parts, reduction, operation)
+                self._algorithm.reduce_scatter(flat, parts, reduction, operation)
             return values[rows].copy()
 
         return self._perform(f"reduce_scatter {op} of {array.shape} {name_of(array.dtype)}", reduce)
@@ -181,15 +181,15 @@ class ProcessGroup(Communicator):
 
         def spread(operation: Operation) -> None:
             if self._is_small(len(raw)):
-                raw[...] = self._exchange.gather(operation, raw)[root]
+                raw[...] = self._allgather.gather(operation, raw)[root]
             else:
                 self._agree(operation)
-                self._route.broadcast(raw, root, operation)
+                self._algorithm.broadcast(raw, root, operation)
 
         self._perform(f"broadcast of {dimensions(array)} {name_of(array.dtype)} from rank {root}", spread)
 
     def barrier(self) -> None:
-        self._perform("barrier", self._exchange.agree)
+        self._perform("barrier", self._allgather.agree)
 
     def shared_memory(self, block_bytes: int, turns: int) -> SharedMemory | None:
         """Makes memory that all ranks share, blocks by turn and rank, for what they exchange outside of operations.
@@ -203,9 +203,9 @@ class ProcessGroup(Communicator):
 
         def share(operation: Operation) -> None:
             nonlocal memory
-            self._exchange.agree(operation)
+            self._allgather.agree(operation)
             memory = share_memory(self._groups[0], block_bytes, operation, turns)
-            is_there = self._exchange.gather(operation, np.array([memory is not None], np.uint8))
+            is_there = self._allgather.gather(operation, np.array([memory is not None], np.uint8))
             if memory is not None and not all(flag[0] for flag in is_there):
                 memory.close()
                 memory = None
@@ -223,7 +223,7 @@ class ProcessGroup(Communicator):
     @property
     def watch_descriptor(self) -> int:
         """Descriptor that becomes readable when ``look`` has something to see."""
-        return self._watch.fileno()
+        return self._detector.fileno()
 
     def look(self, name: str, waited_s: float) -> None:
         """Looks after the other ranks, for one that waits for them outside of operations, but between the same two.
@@ -236,17 +236,19 @@ class ProcessGroup(Communicator):
             NetworkError: What an operation would raise. The collective is broken on all ranks then.
         """
         if not self._busy.acquire(blocking=False):
-            # Whoever is in an operation looks.
+            # The thread that is in an operation looks.
             return
         try:
-            if self._failure is not None:
-                raise type(self._failure)(f"The collective is broken since an earlier failure: {self._failure}")
+            if self._network_error is not None:
+                raise type(self._network_error)(
+                    f"The collective is broken since an earlier failure: {self._network_error}"
+                )
             deadline = Deadline(self.timeout_s, f"The {name} on rank {self._rank}")
             operation = Operation(self._sequence + 1, name, deadline, waited_s)
             try:
-                self._watch.check(operation)
+                self._detector.check(operation)
                 if waited_s >= self.timeout_s:
-                    raise self._watch.absence(operation)
+                    raise self._detector.absence(operation)
             except NetworkError as error:
                 self._fail(error)
                 raise
@@ -255,14 +257,14 @@ class ProcessGroup(Communicator):
 
     def close(self) -> None:
         with self._busy:
-            if self._failure is None:
-                self._failure = PeerLostError(f"The collective was closed on this rank, rank {self._rank}.")
+            if self._network_error is None:
+                self._network_error = PeerLostError(f"The collective was closed on this rank, rank {self._rank}.")
                 self._leave(ControlMessage(ControlKind.CLOSED, self._sequence))
 
     def abort(self) -> None:
         error = PeerLostError(f"Rank {self._rank} aborted its collective.")
-        if self._failure is None:
-            self._watch.interrupt(error, self._sequence)
+        if self._network_error is None:
+            self._detector.interrupt(error, self._sequence)
         # Who is in an operation is woken by the interrupt, and leaves by itself.
         if self._busy.acquire(blocking=False):
             try:
@@ -276,11 +278,13 @@ class ProcessGroup(Communicator):
         if not self._busy.acquire(timeout=deadline.remaining()):
             raise deadline.exceeded("Another thread uses the collective.")
         try:
-            if self._failure is not None:
-                raise type(self._failure)(f"The collective is broken since an earlier failure: {self._failure}")
+            if self._network_error is not None:
+                raise type(self._network_error)(
+                    f"The collective is broken since an earlier failure: {self._network_error}"
+                )
             operation = Operation(self._sequence + 1, name, deadline)
             try:
-                self._watch.begin(operation)
+                self._detector.begin(operation)
                 with np.errstate(over="ignore", invalid="ignore"):
                     result = body(operation)
             except NetworkError as error:
@@ -296,50 +300,50 @@ class ProcessGroup(Communicator):
             self._busy.release()
 
     def _fail(self, error: NetworkError) -> None:
-        if self._failure is None:
-            self._failure = error
+        if self._network_error is None:
+            self._network_error = error
             self._leave(ControlMessage.of(error, self._sequence))
 
-    def _leave(self, notice: ControlMessage) -> None:
+    def _leave(self, message: ControlMessage) -> None:
         """Tells the others, and lets go of everything: first the threads, then the connections that they use."""
-        self._watch.close(notice)
-        self._route.close()
+        self._detector.close(message)
+        self._algorithm.close()
         for group in self._groups:
             group.close()
 
     def _agree(self, operation: Operation) -> None:
-        if not self._route.agrees:
-            self._exchange.agree(operation)
+        if not self._algorithm.agrees:
+            self._allgather.agree(operation)
 
     def _is_small(self, nbytes: int) -> bool:
-        return nbytes * self._world_size <= self._sizes.small_bytes
+        return nbytes * self._world_size <= self._thresholds.small_bytes
 
-    def _reduce_small(self, flat: np.ndarray, reduction: ReduceOp, operation: Operation) -> None:
+    def _reduce_small(self, flat: np.ndarray, op: ReduceOp, operation: Operation) -> None:
         """Reduces a small array in the order of the ranks, on every rank for itself."""
-        first, *others = (block.view(flat.dtype) for block in self._exchange.gather(operation, _bytes_of(flat)))
+        first, *others = (block.view(flat.dtype) for block in self._allgather.gather(operation, _bytes_of(flat)))
         total = np.empty(flat.size, np.float32) if is_half(flat.dtype) else flat
         if total is not flat:
             first, *others = (block.astype(np.float32) for block in (first, *others))
-        reduction.combine(first, others[0], total)
+        op.combine(first, others[0], total)
         for block in others[1:]:
-            reduction.combine(total, block, total)
-        reduction.finish(total)
+            op.combine(total, block, total)
+        op.finish(total)
         if total is not flat:
             flat[...] = total
 
-    def _reduce_staged(self, flat: np.ndarray, reduction: ReduceOp, operation: Operation) -> None:
+    def _reduce_staged(self, flat: np.ndarray, op: ReduceOp, operation: Operation) -> None:
         """Reduces 16-bit floats in float32, block by block, and rounds once."""
         if self._stage is None:
-            self._stage = np.empty(self._sizes.staged_bytes // 4, np.float32)
+            self._stage = np.empty(self._thresholds.staged_bytes // 4, np.float32)
         self._agree(operation)
         for start, stop in ring.even_chunks(flat.size, len(self._stage)):
             block = self._stage[: stop - start]
             block[...] = flat[start:stop]
-            self._route.allreduce(block, reduction, None, operation)
+            self._algorithm.allreduce(block, op, None, operation)
             flat[start:stop] = block
 
     def _gather_counts(self, count: int, operation: Operation) -> list[int]:
-        blocks = self._exchange.gather(operation, _bytes_of(np.array([count], np.int64)))
+        blocks = self._allgather.gather(operation, _bytes_of(np.array([count], np.int64)))
         return [int(block.view(np.int64)[0]) for block in blocks]
 
     def _fill(self, parts: Sequence[np.ndarray], operation: Operation) -> None:
@@ -348,10 +352,10 @@ class ProcessGroup(Communicator):
         if self._is_small(longest):
             block = np.zeros(longest, np.uint8)
             block[: len(parts[self._rank])] = parts[self._rank]
-            for part, gathered in zip(parts, self._exchange.gather(operation, block), strict=True):
+            for part, gathered in zip(parts, self._allgather.gather(operation, block), strict=True):
                 part[...] = gathered[: len(part)]
         else:
-            self._route.allgather(parts, operation)
+            self._algorithm.allgather(parts, operation)
 
 
 def _bytes_of(array: np.ndarray) -> np.ndarray:

@@ -69,10 +69,10 @@ class PlainChunks(ChunkCodec):
         scratch: Uint8, as long as the longest piece.
     """
 
-    def __init__(self, flat: np.ndarray, reduction: ReduceOp, scratch: np.ndarray) -> None:
+    def __init__(self, flat: np.ndarray, op: ReduceOp, scratch: np.ndarray) -> None:
         self._flat = flat
         self._raw = raw_view(flat)
-        self._reduction = reduction
+        self._op = op
         self._inbox = scratch.view(flat.dtype)
 
     def box(self, piece: Piece) -> memoryview:
@@ -87,9 +87,9 @@ class PlainChunks(ChunkCodec):
 
     def add(self, piece: Piece, *, final: bool) -> None:
         values = self._flat[piece[0] : piece[1]]
-        self._reduction.combine(values, self._inbox[: len(values)], values)
+        self._op.combine(values, self._inbox[: len(values)], values)
         if final:
-            self._reduction.finish(values)
+            self._op.finish(values)
 
     def unpack(self, piece: Piece) -> None:
         pass
@@ -108,13 +108,13 @@ class EncodedChunks(ChunkCodec):
     def __init__(
         self,
         flat: np.ndarray,
-        reduction: ReduceOp,
+        op: ReduceOp,
         codec: Codec,
         pieces: Iterable[Piece],
         scratch: EncodedScratch,
     ) -> None:
         self._flat = flat
-        self._reduction = reduction
+        self._op = op
         self._codec = codec
         self._bytes = {piece: codec.encoded_bytes(piece[1] - piece[0]) for piece in pieces}
         self._starts: dict[Piece, int] = {}
@@ -145,9 +145,9 @@ class EncodedChunks(ChunkCodec):
         arrived = self._decoded[: len(values)]
         with self._decoding:
             self._codec.decode(self._inbox[: self._bytes[piece]], arrived)
-        self._reduction.combine(values, arrived, values)
+        self._op.combine(values, arrived, values)
         if final:
-            self._reduction.finish(values)
+            self._op.finish(values)
 
     def unpack(self, piece: Piece) -> None:
         with self._decoding:
@@ -256,28 +256,28 @@ class Ring(AllreduceAlgorithm):
 
     agrees = False
 
-    def __init__(self, group: RankGroup, sizes: AlgorithmThresholds) -> None:
+    def __init__(self, group: RankGroup, thresholds: AlgorithmThresholds) -> None:
         self._ranks = group.ranks
         self._position = group.position
         self._size = group.size
-        self._sizes = sizes
+        self._thresholds = thresholds
         rank = group.ranks[group.position]
         self._carriers = {
             distance: Pipeline(pair, f"elephant-ring-send-{rank}") for distance, pair in group.pairs.items()
         }
         self._rounds = rounds(group.size)
-        self._scratch = np.empty(sizes.piece_bytes, np.uint8)
+        self._scratch = np.empty(thresholds.piece_bytes, np.uint8)
         self._incoming = np.empty(0, np.uint8)
         self._encoded_scratch = EncodedScratch()
 
-    def allreduce(self, flat: np.ndarray, reduction: ReduceOp, codec: Codec | None, operation: Operation) -> None:
+    def allreduce(self, flat: np.ndarray, op: ReduceOp, codec: Codec | None, operation: Operation) -> None:
         if codec is None and self._takes_rounds(flat.nbytes):
             bounds = segment_bounds(flat.size, self._size)
-            self._reduce_in_rounds(flat, bounds, reduction, operation)
+            self._reduce_in_rounds(flat, bounds, op, operation)
             self._gather_in_rounds([raw_view(flat[start:stop]) for start, stop in bounds], operation)
             return
         segments = self._segments(segment_bounds(flat.size, self._size), flat.itemsize)
-        chunk_codec = self._chunk_codec(flat, reduction, codec, segments)
+        chunk_codec = self._chunk_codec(flat, op, codec, segments)
         added, copied = allreduce_segments(self._position, self._size)
         own, to_add, to_copy = (
             [piece for index in indices for piece in segments[index]] for indices in ([self._position], added, copied)
@@ -295,7 +295,7 @@ class Ring(AllreduceAlgorithm):
             else:
                 chunk_codec.unpack(to_copy[index - len(to_add)])
 
-        flow = ChunkSchedule(
+        schedule = ChunkSchedule(
             [chunk_codec.box(piece) for piece in leaving],
             [*map(chunk_codec.inbox, to_add), *map(chunk_codec.box, to_copy)],
             free=len(own),
@@ -304,16 +304,14 @@ class Ring(AllreduceAlgorithm):
             on_arrived=on_arrived,
         )
         # Encoding takes the processor, at any size: it is to go on beside decoding.
-        self._run(flow, flat.nbytes, operation, threaded=isinstance(chunk_codec, EncodedChunks))
+        self._run(schedule, flat.nbytes, operation, threaded=isinstance(chunk_codec, EncodedChunks))
 
-    def reduce_scatter(
-        self, flat: np.ndarray, bounds: Sequence[Piece], reduction: ReduceOp, operation: Operation
-    ) -> None:
+    def reduce_scatter(self, flat: np.ndarray, bounds: Sequence[Piece], op: ReduceOp, operation: Operation) -> None:
         if self._takes_rounds(flat.nbytes):
-            self._reduce_in_rounds(flat, [bounds[rank] for rank in self._ranks], reduction, operation)
+            self._reduce_in_rounds(flat, [bounds[rank] for rank in self._ranks], op, operation)
             return
         segments = self._segments([bounds[rank] for rank in self._ranks], flat.itemsize)
-        chunk_codec = PlainChunks(flat, reduction, self._scratch)
+        chunk_codec = PlainChunks(flat, op, self._scratch)
         first, *added = reduce_scatter_segments(self._position, self._size)
         own, to_add = segments[first], [piece for index in added for piece in segments[index]]
         final_from = len(to_add) - len(segments[self._position])
@@ -322,14 +320,14 @@ class Ring(AllreduceAlgorithm):
             chunk_codec.add(to_add[index], final=index >= final_from)
 
         leaving = own + to_add[:final_from]
-        flow = ChunkSchedule(
+        schedule = ChunkSchedule(
             [chunk_codec.box(piece) for piece in leaving],
             [chunk_codec.inbox(piece) for piece in to_add],
             free=len(own),
             lag=len(own),
             on_arrived=on_arrived,
         )
-        self._run(flow, flat.nbytes, operation)
+        self._run(schedule, flat.nbytes, operation)
 
     def allgather(self, blocks: Sequence[np.ndarray], operation: Operation) -> None:
         blocks = [blocks[rank] for rank in self._ranks]
@@ -341,16 +339,16 @@ class Ring(AllreduceAlgorithm):
             [piece for owner in owners for piece in self._cut(blocks[owner])]
             for owners in ([self._position], order[:-1], order[-1:])
         )
-        flow = ChunkSchedule(own + forwarded, forwarded + last, free=len(own), lag=len(own))
-        self._run(flow, sum(map(len, blocks)), operation)
+        schedule = ChunkSchedule(own + forwarded, forwarded + last, free=len(own), lag=len(own))
+        self._run(schedule, sum(map(len, blocks)), operation)
 
     def broadcast(self, raw: np.ndarray, root: int, operation: Operation) -> None:
         # Once round the ring, from the root up to the one before it.
         pieces, first = self._cut(raw), self._ranks.index(root)
         is_root, is_last = self._position == first, (self._position + 1) % self._size == first
         outgoing, incoming = [] if is_last else pieces, [] if is_root else pieces
-        flow = ChunkSchedule(outgoing, incoming, free=len(pieces) if is_root else 0, lag=0)
-        self._run(flow, len(raw), operation)
+        schedule = ChunkSchedule(outgoing, incoming, free=len(pieces) if is_root else 0, lag=0)
+        self._run(schedule, len(raw), operation)
 
     def close(self) -> None:
         # Joins the sending threads, which ends the connections.
@@ -359,11 +357,9 @@ class Ring(AllreduceAlgorithm):
 
     def _takes_rounds(self, nbytes: int) -> bool:
         # Two ranks have one round either way, and the pieces of a ring are added while the next ones come.
-        return self._size > 2 and nbytes <= self._sizes.rounds_bytes
+        return self._size > 2 and nbytes <= self._thresholds.rounds_bytes
 
-    def _reduce_in_rounds(
-        self, flat: np.ndarray, bounds: Sequence[Piece], reduction: ReduceOp, operation: Operation
-    ) -> None:
+    def _reduce_in_rounds(self, flat: np.ndarray, bounds: Sequence[Piece], op: ReduceOp, operation: Operation) -> None:
         """Reduces a flat array so that the part of this member is complete; ``bounds`` has the parts by position.
 
         In the round of distance d, a member hands over what it has of the parts of the members d to 2 d - 1 places
@@ -380,9 +376,9 @@ class Ring(AllreduceAlgorithm):
             )
             arrived = self._incoming[:size].view(flat.dtype)
             for start, stop in added:
-                reduction.combine(flat[start:stop], arrived[: stop - start], flat[start:stop])
+                op.combine(flat[start:stop], arrived[: stop - start], flat[start:stop])
                 arrived = arrived[stop - start :]
-        reduction.finish(flat[slice(*bounds[self._position])])
+        op.finish(flat[slice(*bounds[self._position])])
 
     def _gather_in_rounds(self, blocks: Sequence[memoryview], operation: Operation) -> None:
         """Fills the blocks of all members, by position; in a round, each sends what it has to the one after it."""
@@ -402,22 +398,22 @@ class Ring(AllreduceAlgorithm):
     ) -> None:
         """Sends to the member at a distance, and receives from the one as far before."""
         outgoing, incoming = ([piece for piece in pieces if len(piece)] for pieces in (outgoing, incoming))
-        flow = ChunkSchedule(outgoing, incoming, free=len(outgoing), lag=0)
-        self._carriers[distance].run(flow, operation, threaded=False)
+        schedule = ChunkSchedule(outgoing, incoming, free=len(outgoing), lag=0)
+        self._carriers[distance].run(schedule, operation, threaded=False)
 
-    def _run(self, flow: ChunkSchedule, nbytes: int, operation: Operation, *, threaded: bool = False) -> None:
-        self._carriers[1].run(flow, operation, threaded=threaded or nbytes >= self._sizes.threaded_bytes)
+    def _run(self, schedule: ChunkSchedule, nbytes: int, operation: Operation, *, threaded: bool = False) -> None:
+        self._carriers[1].run(schedule, operation, threaded=threaded or nbytes >= self._thresholds.threaded_bytes)
 
     def _segments(self, bounds: Sequence[Piece], itemsize: int) -> list[list[Piece]]:
-        return [chunks(start, stop, self._sizes.piece_bytes // itemsize) for start, stop in bounds]
+        return [chunks(start, stop, self._thresholds.piece_bytes // itemsize) for start, stop in bounds]
 
     def _chunk_codec(
-        self, flat: np.ndarray, reduction: ReduceOp, codec: Codec | None, segments: list[list[Piece]]
+        self, flat: np.ndarray, op: ReduceOp, codec: Codec | None, segments: list[list[Piece]]
     ) -> ChunkCodec:
-        if codec is None or flat.dtype != _FLOAT32 or not reduction.is_linear:
-            return PlainChunks(flat, reduction, self._scratch)
+        if codec is None or flat.dtype != _FLOAT32 or not op.is_linear:
+            return PlainChunks(flat, op, self._scratch)
         pieces = [piece for segment in segments for piece in segment]
-        return EncodedChunks(flat, reduction, codec, pieces, self._encoded_scratch)
+        return EncodedChunks(flat, op, codec, pieces, self._encoded_scratch)
 
     def _cut(self, raw: np.ndarray) -> list[memoryview]:
-        return [raw[start:stop].data for start, stop in chunks(0, len(raw), self._sizes.piece_bytes)]
+        return [raw[start:stop].data for start, stop in chunks(0, len(raw), self._thresholds.piece_bytes)]

@@ -122,7 +122,7 @@ def _receive(group: RankGroup, operation: Operation) -> int | None:
         except OSError:
             word, descriptors = b"", []
         if not word:
-            pair.watch.reason(pair.source_rank, operation)
+            pair.detector.reason(pair.source_rank, operation)
         return descriptors[0] if descriptors else None
 
 
@@ -138,10 +138,10 @@ class HostGroup(AllreduceAlgorithm):
     agrees = True
 
     def __init__(
-        self, memory: SharedMemory, exchange: BruckAllgather, *, position: int, size: int, block_bytes: int
+        self, memory: SharedMemory, allgather: BruckAllgather, *, position: int, size: int, block_bytes: int
     ) -> None:
         self._memory = memory
-        self._exchange = exchange
+        self._allgather = allgather
         self._position = position
         self._size = size
         self._block_bytes = block_bytes
@@ -152,7 +152,7 @@ class HostGroup(AllreduceAlgorithm):
     def allreduce(
         self,
         flat: np.ndarray,
-        reduction: ReduceOp,
+        op: ReduceOp,
         codec: Codec | None,
         operation: Operation,
         *,
@@ -179,11 +179,11 @@ class HostGroup(AllreduceAlgorithm):
             own = slice(*bounds[index][self._position])
             parts = [block.view(flat.dtype)[own] for block in memory]
             result, parts[self._position] = parts[self._position], flat[slice(*blocks[index])][own]
-            reduction.combine(parts[0], parts[1], result)
+            op.combine(parts[0], parts[1], result)
             for part in parts[2:]:
-                reduction.combine(result, part, result)
+                op.combine(result, part, result)
             if final:
-                reduction.finish(result)
+                op.finish(result)
 
         def copy(index: int, memory: list[np.ndarray]) -> None:
             begin = blocks[index][0]
@@ -194,10 +194,8 @@ class HostGroup(AllreduceAlgorithm):
 
         self._run(len(blocks), write, reduce, copy, operation)
 
-    def reduce_scatter(
-        self, flat: np.ndarray, bounds: Sequence[Bounds], reduction: ReduceOp, operation: Operation
-    ) -> None:
-        self.allreduce(flat, reduction, None, operation, wanted=bounds[self._position])
+    def reduce_scatter(self, flat: np.ndarray, bounds: Sequence[Bounds], op: ReduceOp, operation: Operation) -> None:
+        self.allreduce(flat, op, None, operation, wanted=bounds[self._position])
 
     def allgather(self, blocks: Sequence[np.ndarray], operation: Operation) -> None:
         count = max(-(-len(block) // self._block_bytes) for block in blocks)
@@ -243,7 +241,7 @@ class HostGroup(AllreduceAlgorithm):
         behind = 0 if reduce is None else 1
         # No block is kept in a variable: the traceback of an error would keep the memory from being let go.
         write(0, self._memory.blocks(turn))
-        self._exchange.agree(operation)
+        self._allgather.agree(operation)
         for index in range(count):
             if index + 1 < count:
                 write(index + 1, self._memory.blocks(turn + index + 1))
@@ -252,6 +250,6 @@ class HostGroup(AllreduceAlgorithm):
             if index >= behind:
                 copy(index - behind, self._memory.blocks(turn + index - behind))
             if behind or index + 1 < count:
-                self._exchange.agree(operation)
+                self._allgather.agree(operation)
         if behind:
             copy(count - 1, self._memory.blocks(turn + count - 1))

@@ -99,39 +99,37 @@ class HierarchicalAllreduce(AllreduceAlgorithm):
     """Several hosts, some with several ranks: reductions cross from host to host once per host.
 
     Args:
-        shared: The memory of this rank's host, or None where it is alone there; owned from here on.
-        leaders: The ring of the hosts' first ranks, of which this is one, or None; owned from here on.
-        everybody: The ring of all ranks, host by host; owned from here on.
+        host_group: The memory of this rank's host, or None where it is alone there; owned from here on.
+        leader_ring: The ring of the hosts' first ranks, of which this is one, or None; owned from here on.
+        whole_ring: The ring of all ranks, host by host; owned from here on.
     """
 
     agrees = False
 
-    def __init__(self, shared: HostGroup | None, leaders: Ring | None, everybody: Ring) -> None:
-        self._shared = shared
-        self._leaders = leaders
-        self._everybody = everybody
+    def __init__(self, host_group: HostGroup | None, leader_ring: Ring | None, whole_ring: Ring) -> None:
+        self._host_group = host_group
+        self._leader_ring = leader_ring
+        self._whole_ring = whole_ring
 
-    def allreduce(self, flat: np.ndarray, reduction: ReduceOp, codec: Codec | None, operation: Operation) -> None:
-        if self._shared is not None:
-            wanted = (0, 0) if self._leaders is None else None
-            self._shared.allreduce(flat, reduction, None, operation, wanted=wanted, final=False)
-        if self._leaders is not None:
-            self._leaders.allreduce(flat, reduction, codec, operation)
-        if self._shared is not None:
-            self._shared.broadcast(flat.view(np.uint8), 0, operation)
+    def allreduce(self, flat: np.ndarray, op: ReduceOp, codec: Codec | None, operation: Operation) -> None:
+        if self._host_group is not None:
+            wanted = (0, 0) if self._leader_ring is None else None
+            self._host_group.allreduce(flat, op, None, operation, wanted=wanted, final=False)
+        if self._leader_ring is not None:
+            self._leader_ring.allreduce(flat, op, codec, operation)
+        if self._host_group is not None:
+            self._host_group.broadcast(flat.view(np.uint8), 0, operation)
 
-    def reduce_scatter(
-        self, flat: np.ndarray, bounds: Sequence[Bounds], reduction: ReduceOp, operation: Operation
-    ) -> None:
-        self.allreduce(flat, reduction, None, operation)
+    def reduce_scatter(self, flat: np.ndarray, bounds: Sequence[Bounds], op: ReduceOp, operation: Operation) -> None:
+        self.allreduce(flat, op, None, operation)
 
     def allgather(self, blocks: Sequence[np.ndarray], operation: Operation) -> None:
-        self._everybody.allgather(blocks, operation)
+        self._whole_ring.allgather(blocks, operation)
 
     def broadcast(self, raw: np.ndarray, root: int, operation: Operation) -> None:
-        self._everybody.broadcast(raw, root, operation)
+        self._whole_ring.broadcast(raw, root, operation)
 
     def close(self) -> None:
-        for part in (self._leaders, self._everybody, self._shared):
+        for part in (self._leader_ring, self._whole_ring, self._host_group):
             if part is not None:
                 part.close()

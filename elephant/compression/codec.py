@@ -207,7 +207,7 @@ class GradientReducer(ABC):
     def __init__(self, slices: Slices) -> None:
         self._count = num_values(slices)
 
-    def reduce_(self, flat: np.ndarray, collective: Exchange) -> None:
+    def reduce_(self, flat: np.ndarray, exchange: Exchange) -> None:
         """Replaces the array, on every rank, by the sum over all ranks, to the same bits on all.
 
         Args:
@@ -222,27 +222,27 @@ class GradientReducer(ABC):
                 f"flat: expected float32 of one dimension and at least {self._count} values. "
                 f"Received: {flat.dtype} of shape {flat.shape}."
             )
-        if not collective.crosses_hosts:
-            collective.allreduce_(flat)
+        if not exchange.crosses_hosts:
+            exchange.allreduce_(flat)
             return
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-            self._reduce(flat, collective)
+            self._reduce(flat, exchange)
 
     @abstractmethod
-    def _reduce(self, flat: np.ndarray, collective: Exchange) -> None:
+    def _reduce(self, flat: np.ndarray, exchange: Exchange) -> None:
         """Sums over ranks of different hosts."""
 
-    def _reduce_rest(self, flat: np.ndarray, collective: Exchange) -> None:
+    def _reduce_rest(self, flat: np.ndarray, exchange: Exchange) -> None:
         """Sums what lies behind the arrays."""
         if flat.size > self._count:
-            collective.allreduce_(flat[self._count :])
+            exchange.allreduce_(flat[self._count :])
 
 
 class Uncompressed(GradientReducer):
     """The plain sum, for fits without compression."""
 
-    def _reduce(self, flat: np.ndarray, collective: Exchange) -> None:
-        collective.allreduce_(flat)
+    def _reduce(self, flat: np.ndarray, exchange: Exchange) -> None:
+        exchange.allreduce_(flat)
 
 
 class Encoded(GradientReducer):
@@ -252,9 +252,9 @@ class Encoded(GradientReducer):
         super().__init__(slices)
         self._codec = codec
 
-    def _reduce(self, flat: np.ndarray, collective: Exchange) -> None:
-        collective.allreduce_(flat[: self._count], codec=self._codec)
-        self._reduce_rest(flat, collective)
+    def _reduce(self, flat: np.ndarray, exchange: Exchange) -> None:
+        exchange.allreduce_(flat[: self._count], codec=self._codec)
+        self._reduce_rest(flat, exchange)
 
 
 def num_values(slices: Slices) -> int:

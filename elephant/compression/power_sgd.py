@@ -76,11 +76,11 @@ class PowerSGD(GradientReducer):
                 self._plain.append(span)
         self._memory = np.zeros(self._count, np.float32)
 
-    def _reduce(self, flat: np.ndarray, collective: Exchange) -> None:
-        left = self._reduce_left(flat, collective)
+    def _reduce(self, flat: np.ndarray, exchange: Exchange) -> None:
+        left = self._reduce_left(flat, exchange)
         if not self._matrices:
             return
-        right = self._reduce_right(left, collective) if _finite(left) else left
+        right = self._reduce_right(left, exchange) if _finite(left) else left
         if not _finite(right):
             self._give_up(flat)
             return
@@ -88,25 +88,25 @@ class PowerSGD(GradientReducer):
             add_outer_products(rows, columns, matrix.of(flat))
             matrix.start = _next_start(columns, matrix.first)
 
-    def _reduce_left(self, flat: np.ndarray, collective: Exchange) -> list[np.ndarray]:
+    def _reduce_left(self, flat: np.ndarray, exchange: Exchange) -> list[np.ndarray]:
         """Sums the left factors, of shape (rank, rows), in one operation with all that travels as it is.
 
         The factors come back orthonormal, or as they are where they are not finite.
         """
         factors = [self._add_and_project(matrix, flat) for matrix in self._matrices]
         plain = [flat[span] for span in (*self._plain, slice(self._count, flat.size))]
-        *factors, vectors = _allreduce([*factors, np.concatenate(plain)], collective)
+        *factors, vectors = _allreduce([*factors, np.concatenate(plain)], exchange)
         borders = np.cumsum([len(part) for part in plain])[:-1]
         for part, reduced in zip(plain, np.split(vectors, borders), strict=True):
             part[:] = reduced
         return [orthonormal(factor) for factor in factors] if _finite(factors) else factors
 
-    def _reduce_right(self, left: list[np.ndarray], collective: Exchange) -> list[np.ndarray]:
+    def _reduce_right(self, left: list[np.ndarray], exchange: Exchange) -> list[np.ndarray]:
         """Sums the right factors, of shape (rank, columns), and takes what this rank gave out of its memory."""
         own = [rows @ matrix.of(self._memory) for rows, matrix in zip(left, self._matrices, strict=True)]
         for matrix, rows, columns in zip(self._matrices, left, own, strict=True):
             _subtract_product(rows, columns, matrix.of(self._memory))
-        return _allreduce(own, collective)
+        return _allreduce(own, exchange)
 
     def _add_and_project(self, matrix: _Matrix, flat: np.ndarray) -> np.ndarray:
         """Adds the gradient to the memory and returns this rank's left factor, in one pass over both."""
@@ -183,10 +183,10 @@ def _next_start(columns: np.ndarray, first: np.ndarray) -> np.ndarray:
     return np.where(largest > 0, columns / np.where(largest > 0, largest, 1), first)
 
 
-def _allreduce(arrays: list[np.ndarray], collective: Exchange) -> list[np.ndarray]:
+def _allreduce(arrays: list[np.ndarray], exchange: Exchange) -> list[np.ndarray]:
     """Sums all arrays over the ranks in one operation."""
     packed = np.concatenate([array.ravel() for array in arrays])
-    collective.allreduce_(packed)
+    exchange.allreduce_(packed)
     borders = np.cumsum([array.size for array in arrays])[:-1]
     return [part.reshape(array.shape) for part, array in zip(np.split(packed, borders), arrays, strict=True)]
 

@@ -14,7 +14,7 @@ _SAMPLE_VALUES = 1 << 16
 # Indices travel as 16 bits and how many there are in each range of that length.
 _INDEX_BITS = 16
 _COUNT_BYTES, _VALUE_BYTES = 4, 4
-# Of each value that is sent, its index included.
+# Bytes of each value that is sent, its index included.
 _BYTES_PER_VALUE = 6
 _SMALLEST = np.float32(1e-45)
 
@@ -40,15 +40,15 @@ class TopK(GradientReducer):
         self._memory = np.zeros(self._count, np.float32)
         self._step = 0
 
-    def _reduce(self, flat: np.ndarray, collective: Exchange) -> None:
+    def _reduce(self, flat: np.ndarray, exchange: Exchange) -> None:
         gradient = flat[: self._count]
         indices, values = self._take_largest(gradient)
-        parts = collective.allgather(pack_sparse(indices, values, self._count))
+        parts = exchange.allgather(pack_sparse(indices, values, self._count))
         gradient.fill(0)
         for part in parts:
             others, theirs = unpack_sparse(part, self._count)
             gradient[others] += theirs
-        self._reduce_rest(flat, collective)
+        self._reduce_rest(flat, exchange)
 
     def _take_largest(self, gradient: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Adds the gradient to the memory, and takes the largest values out of it."""

@@ -129,14 +129,14 @@ def deal_files(file_bytes: Sequence[int], num_workers: int) -> list[tuple[Share,
     >>> deal_files([10], 2)
     [(Share(file=0, index=0, count=2),), (Share(file=0, index=1, count=2),)]
     """
-    whole: list[list[Share]] = [[] for _ in range(num_workers)]
+    whole_share: list[list[Share]] = [[] for _ in range(num_workers)]
     loads = [0] * num_workers
     for file in sorted(range(len(file_bytes)), key=lambda file: (-file_bytes[file], file)):
         worker = loads.index(min(loads))
-        whole[worker].append(Share(file, 0, 1))
+        whole_share[worker].append(Share(file, 0, 1))
         loads[worker] += file_bytes[file]
     if max(loads) * num_workers <= _BEARABLE * sum(loads):
-        return [tuple(sorted(shares, key=lambda share: share.file)) for shares in whole]
+        return [tuple(sorted(shares, key=lambda share: share.file)) for shares in whole_share]
     return [
         # The first record of each file goes to another worker, and so do the few that are left over.
         tuple(Share(file, (worker + file) % num_workers, num_workers) for file in range(len(file_bytes)))

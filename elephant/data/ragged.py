@@ -85,18 +85,18 @@ def padded(ragged: RaggedArray, length: int | None = None) -> np.ndarray:
     return rows
 
 
-def dense(sparse: RaggedArray, size: int) -> np.ndarray:
+def dense(ragged: RaggedArray, size: int) -> np.ndarray:
     """Returns a sparse column's rows as a matrix (rows, size)."""
-    indices, values = sparse.buffers
-    rows = np.zeros((len(sparse), size), values.dtype)
-    rows[coordinates(sparse)[:, 0], indices] = values
+    indices, values = ragged.buffers
+    rows = np.zeros((len(ragged), size), values.dtype)
+    rows[coordinates(ragged)[:, 0], indices] = values
     return rows
 
 
-def coordinates(sparse: RaggedArray) -> np.ndarray:
+def coordinates(ragged: RaggedArray) -> np.ndarray:
     """Returns the place of every kept element of a sparse column, int64 (elements, 2)."""
-    rows = np.repeat(np.arange(len(sparse)), np.diff(sparse.offsets))
-    return np.stack([rows, sparse.buffers[0].astype(np.int64)], axis=1)
+    rows = np.repeat(np.arange(len(ragged)), np.diff(ragged.offsets))
+    return np.stack([rows, ragged.buffers[0].astype(np.int64)], axis=1)
 
 
 def strings(text: RaggedArray, row_shape: Sequence[int]) -> np.ndarray:

@@ -15,7 +15,7 @@ from elephant.errors import DataError
 
 Shape = tuple[int, ...]
 
-# Of the records that become one batch: memory is bounded however large a record is.
+# Limits of the records that become one batch: memory is bounded however large a record is.
 _BATCH_BYTES = 8 << 20
 _BATCH_RECORDS = 8192
 

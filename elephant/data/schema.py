@@ -258,7 +258,7 @@ class RowSpec:
         require_nest(form["x"], len(tensors), "x")
         step = form.get("step")
         if step is not None:
-            # Of an autoencoder, the input is its target as well.
+            # The input of an autoencoder is its target as well.
             require_nest(step, len(tensors) + len(targets), "step", repeated=True)
         return cls(x=from_json(form["x"]), tensors=tensors, targets=targets, step=from_json(step))
 

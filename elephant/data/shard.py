@@ -273,22 +273,22 @@ class Shard:
 
         A mapping brings in whole parts of the file cache around what is read, as large as the kernel likes.
         """
-        stretches = RowRanges.of(rows)
+        ranges = RowRanges.of(rows)
         spare = [None] * len(self.schema.batch_fields) if instead_of is None else instead_of.columns
         fields = zip(self.schema.batch_fields, spare, strict=True)
-        columns = [self._held(field, stretches, unused) for field, unused in fields]
-        return ShuffleBuffer(stretches, columns, [self.items_per_row(field) for field in self.schema.batch_fields])
+        columns = [self._held(field, ranges, unused) for field, unused in fields]
+        return ShuffleBuffer(ranges, columns, [self.items_per_row(field) for field in self.schema.batch_fields])
 
-    def _held(self, field: Field, stretches: RowRanges, spare: Values | None) -> Values:
+    def _held(self, field: Field, ranges: RowRanges, spare: Values | None) -> Values:
         column = self._columns[field.role]
         if isinstance(column, RaggedArray):
-            ends = stretches.times(self.items_per_row(field)).ends()
+            ends = ranges.times(self.items_per_row(field)).ends()
             offsets = [column.offsets[first : last + 1] for first, last in ends]
             lengths = np.concatenate([np.empty(0, np.int64), *map(np.diff, offsets)])
             pieces = [(int(places[0]), int(places[-1])) for places in offsets]
             buffers = (self._read(f"{field.role}.{n}", buffer, pieces) for n, buffer in enumerate(column.buffers))
             return RaggedArray(np.concatenate([[0], np.cumsum(lengths)]), tuple(buffers))
-        return self._read(f"{field.role}.0", column, stretches.ends(), spare if isinstance(spare, np.ndarray) else None)
+        return self._read(f"{field.role}.0", column, ranges.ends(), spare if isinstance(spare, np.ndarray) else None)
 
     def _read(
         self, name: str, array: np.ndarray, pieces: Sequence[tuple[int, int]], spare: np.ndarray | None = None

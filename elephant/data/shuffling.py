@@ -76,14 +76,14 @@ class RowRanges:
 class ShuffleBuffer:
     """Rows in memory, found by their positions in the shard that they were read from."""
 
-    def __init__(self, stretches: RowRanges, columns: Sequence[Values], items: Sequence[int]) -> None:
+    def __init__(self, ranges: RowRanges, columns: Sequence[Values], items: Sequence[int]) -> None:
         self.columns = columns
-        self._stretches = stretches
+        self._ranges = ranges
         self._items = items
 
     def take(self, rows: np.ndarray) -> tuple[Values, ...]:
         """Returns copies of the rows at the given positions of the shard, in that order."""
-        places = self._stretches.places(rows)
+        places = self._ranges.places(rows)
         return tuple(take_rows(column, places, items) for column, items in zip(self.columns, self._items, strict=True))
 
 

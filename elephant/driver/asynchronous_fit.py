@@ -201,12 +201,12 @@ def _train_on_executors(
     progress: Progress,
     checkpoint_writer: CheckpointWriter | None,
 ) -> FitResult:
-    """Runs a fit whose executors do not reach the driver: rank 0 hosts its servers, its channel and its callbacks."""
+    """Runs a fit whose executors do not reach the driver: servers, channel and callbacks are beside rank 0."""
     from pyspark import cloudpickle
 
     config = job.config
     if config.asynchronous.server_placement == "executors":
-        progress.note("serverPlacement='executors': as rank 0 hosts them, all parameter servers are beside it")
+        progress.note("serverPlacement='executors': as rank 0 coordinates, all parameter servers are beside it")
     fit = AsyncFitSpec(callbacks=job.callbacks, rows=model.rows, state=job.state, keeps=checkpoint_writer is not None)
     host = CoordinatorSpec(
         program="asynchronous",

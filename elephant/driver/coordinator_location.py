@@ -45,7 +45,8 @@ _CONTEXT = "reachability probe"
 _HANDSHAKE_S = 5.0
 
 logger = logging.getLogger(__name__)
-SETTING = "spark.elephant.hosting"
+SETTING = "spark.elephant.coordinator"
+_FORMER_SETTING = "spark.elephant.hosting"
 _AUTO, _DRIVER, _EXECUTORS = "auto", "driver", "executors"
 _PROBE_S = 3.0
 # The first job of an application starts Python on its executors, which takes a busy machine long.
@@ -124,13 +125,13 @@ def connect_back_function(address: Address, token: bytes, timeout_s: float) -> C
 
 
 def coordinates_on_executors(session: SparkSession) -> bool:
-    """Returns whether rank 0 is to host what the driver hosts otherwise.
+    """Returns whether the coordinator is to run beside rank 0, and not on the driver.
 
     Args:
-        session: The Spark session; its ``spark.elephant.hosting`` decides, unless that is ``auto`` or not set.
+        session: The Spark session; its ``spark.elephant.coordinator`` decides, unless that is ``auto`` or not set.
 
     Raises:
-        ConfigurationError: The setting has another value.
+        ConfigurationError: The setting has another value, or its former name.
     """
     wanted = _wanted(session)
     if wanted != _AUTO:
@@ -141,23 +142,28 @@ def coordinates_on_executors(session: SparkSession) -> bool:
     if reached is None:
         reached = is_reached(session)
     if reached is None:
-        # Not known, and tried again for the next fit: rank 0 can host in any case.
+        # Not known, and tried again for the next fit: beside rank 0 it works in any case.
         return True
     _reached[session] = reached
     return not reached
 
 
-def may_host(session: SparkSession) -> bool:
-    """Returns whether rank 0 hosts at least where executors do not reach the driver, so that no fit fails of that.
+def may_coordinate_on_executors(session: SparkSession) -> bool:
+    """Returns whether the coordinator runs beside rank 0 at least where executors do not reach the driver.
 
     Raises:
-        ConfigurationError: Its ``spark.elephant.hosting`` has another value.
+        ConfigurationError: Its ``spark.elephant.coordinator`` has another value.
     """
     wanted = _wanted(session)
     return wanted == _EXECUTORS or (wanted == _AUTO and is_remote(session))
 
 
 def _wanted(session: SparkSession) -> str:
+    if former := setting(session, _FORMER_SETTING):
+        raise ConfigurationError(
+            f"{_FORMER_SETTING}: expected its new name, {SETTING}. Received: {former!r}. Set that one to it, and "
+            f"unset {_FORMER_SETTING}."
+        )
     wanted = setting(session, SETTING) or _AUTO
     if wanted not in (_AUTO, _DRIVER, _EXECUTORS):
         raise ConfigurationError(f"{SETTING}: expected auto, driver or executors. Received: {wanted!r}.")

@@ -44,7 +44,7 @@ _REST_S = 0.3
 
 
 class BarrierTasks:
-    """The ranks' tasks, as far as their host knows of them."""
+    """The ranks' tasks, as far as their coordinator knows of them."""
 
     def __init__(self, recording: EventLog, num_ranks: int) -> None:
         self._recording = recording
@@ -75,7 +75,7 @@ class CoordinatorProgram(Program):
         with Channel(bind_host=listener, token=token, run_id=place.run_id, timeouts=place.timeouts) as channel:
             try:
                 try:
-                    self.host(job, place, channel, recording)
+                    self.coordinate(job, place, channel, recording)
                 finally:
                     _record_files(recording)
             except BaseException:
@@ -85,16 +85,16 @@ class CoordinatorProgram(Program):
         return recording.to_bytes()
 
     @abstractmethod
-    def host(self, job: bytes, place: CoordinatorInfo, channel: Channel, recording: EventLog) -> None:
+    def coordinate(self, job: bytes, place: CoordinatorInfo, channel: Channel, recording: EventLog) -> None:
         """Does what the driver does otherwise, until the run has ended."""
 
 
 class SynchronousCoordinatorProgram(CoordinatorProgram):
-    """Hosts the channel of ranks that take every step together."""
+    """Coordinates ranks that take every step together: it has their channel."""
 
     subject = "The run"
 
-    def host(self, job: bytes, place: CoordinatorInfo, channel: Channel, recording: EventLog) -> None:
+    def coordinate(self, job: bytes, place: CoordinatorInfo, channel: Channel, recording: EventLog) -> None:
         """Listens."""
         coordinator = Coordinator(channel, recording, SynchronousPolicy())
         _listen(coordinator, place, channel, recording)
@@ -102,7 +102,7 @@ class SynchronousCoordinatorProgram(CoordinatorProgram):
 
 
 class AsynchronousCoordinatorProgram(CoordinatorProgram):
-    """Hosts the channel, the parameter servers and the user's callbacks of an asynchronous fit."""
+    """Coordinates an asynchronous fit: it has the channel, the parameter servers and the user's callbacks."""
 
     subject = "The model, its custom objects or a callback"
 
@@ -110,7 +110,7 @@ class AsynchronousCoordinatorProgram(CoordinatorProgram):
         """Imports Keras, in a thread."""
         threading.Thread(target=_import_keras, name="elephant-imports", daemon=True).start()
 
-    def host(self, job: bytes, place: CoordinatorInfo, channel: Channel, recording: EventLog) -> None:
+    def coordinate(self, job: bytes, place: CoordinatorInfo, channel: Channel, recording: EventLog) -> None:
         """Does what the driver does otherwise; at the end of the record is the trained model."""
         _import_keras()
         from elephant.driver.server_model import ServerModel
@@ -124,15 +124,15 @@ class AsynchronousCoordinatorProgram(CoordinatorProgram):
             parts = parts_of(model, training.config, place.run_id)
             servers = closing.enter_context(DriverServers(parts, listeners, token=token, folder=local_folder()))
             checkpoint_writer = LoggedCheckpoints(recording) if fit.keeps else None
-            hosted = closing.enter_context(
+            running = closing.enter_context(
                 AsynchronousFit(
                     training, model, servers, token, place.run_id, channel, recording, checkpoint_writer,
                     num_ranks=place.num_ranks, end_attempt=None,
                 )
             )  # fmt: skip
-            _listen(hosted.coordinator, place, channel, recording)
-            if not hosted.coordinator.record.failures:
-                result = hosted.result()
+            _listen(running.coordinator, place, channel, recording)
+            if not running.coordinator.record.failures:
+                result = running.result()
                 recording.show(ServerCounts(rank=0, statistics=result.statistics))
                 arrays = tuple(portable(variable) for variable in result.variables)
                 recording.show(TrainingFinished(rank=0, rows=fit.rows.to_json(), arrays=arrays))
@@ -156,7 +156,7 @@ def _record_files(recording: EventLog) -> None:
     """Notes what callbacks that run in this process have written to relative paths."""
     folder = Path(os.environ[WORK_FOLDER]) / USER_FOLDER
     if any(found := taken_files(folder)):
-        recording.show(FilesLeft.of(*found, rank=0, of_host=True))
+        recording.show(FilesLeft.of(*found, rank=0, of_coordinator=True))
 
 
 def _listen(coordinator: Coordinator, place: CoordinatorInfo, channel: Channel, recording: EventLog) -> None:

@@ -189,7 +189,7 @@ class ServerGroup(ABC):
 
 
 class DriverServers(ServerGroup):
-    """Servers beside this process: on the driver's host, or on that of the rank which hosts for the driver.
+    """Servers beside this process: on the driver's host, or on that of rank 0, where the coordinator is beside it.
 
     Args:
         advertised: The address that executors reach them at; None means the one that they listen on.

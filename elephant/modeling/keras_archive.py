@@ -56,6 +56,7 @@ def _restore_optimizer(model: keras.Model) -> None:
 
 
 def load_archive(archive: bytes, custom_objects: Mapping[str, Any], safe_mode: bool) -> keras.Model:
+    """Returns the model of a ``.keras`` archive; in safe mode, after a look at the code that it names."""
     if safe_mode:
         require_known_code(archive, ".keras", custom_objects)
     with tempfile.TemporaryDirectory(prefix="elephant-model-", dir=scratch_folder()) as folder:

@@ -297,7 +297,7 @@ class FilesLeft(Event):
 
     names: list[str]
     left_out: list[str]  # in words: those that were too many, or too large
-    of_host: bool = False  # whether the process beside rank 0 has them, in which callbacks run
+    of_coordinator: bool = False  # whether the process beside rank 0 has them, in which callbacks run
     # contents, bytes as uint8
     arrays: Sequence[np.ndarray] = field(default=(), compare=False)  # type: ignore[misc]
 
@@ -306,10 +306,12 @@ class FilesLeft(Event):
         return len(self.names)
 
     @classmethod
-    def of(cls, files: Mapping[str, bytes], left_out: Sequence[str], *, rank: int, of_host: bool = False) -> FilesLeft:
+    def of(
+        cls, files: Mapping[str, bytes], left_out: Sequence[str], *, rank: int, of_coordinator: bool = False
+    ) -> FilesLeft:
         """Returns the event that carries files."""
         arrays = tuple(np.frombuffer(content, np.uint8) for content in files.values())
-        return cls(rank=rank, names=list(files), left_out=list(left_out), of_host=of_host, arrays=arrays)
+        return cls(rank=rank, names=list(files), left_out=list(left_out), of_coordinator=of_coordinator, arrays=arrays)
 
     @property
     def files(self) -> dict[str, bytes]:
@@ -389,10 +391,16 @@ def _subclasses(kind: type[Event]) -> Iterator[type[Event]]:
         yield from _subclasses(own)
 
 
-_KINDS = {kind.__name__: kind for kind in _subclasses(Event)}
-_FROM_RANKS = {name: kind for name, kind in _KINDS.items() if kind.from_rank}
-_WITH_ARRAYS = frozenset(kind for kind in _KINDS.values() if "arrays" in {part.name for part in fields(kind)})
-LINES = {kind.line: kind for kind in _KINDS.values() if kind.line}
+@functools.cache
+def _kinds(*, from_ranks: bool = False) -> dict[str, type[Event]]:
+    """Returns the classes of events by name: all, or those that ranks send. Asked first when all are there."""
+    return {kind.__name__: kind for kind in _subclasses(Event) if kind.from_rank or not from_ranks}
+
+
+@functools.cache
+def kinds_by_line() -> dict[str, type[Event]]:
+    """Returns the classes of events that have a line in an event file, by its name."""
+    return {kind.line: kind for kind in _subclasses(Event) if kind.line}
 
 
 def to_message(event: Event) -> Message:
@@ -403,13 +411,13 @@ def to_message(event: Event) -> Message:
 
 def from_message(message: Message, *, recorded: bool = False) -> Event:
     """Returns the event that a frame carries; raises ProtocolError when it carries none."""
-    known = _KINDS if recorded else _FROM_RANKS
+    known = _kinds(from_ranks=not recorded)
     kind = known.get(str(message.kind))
     if kind is None:
         raise ProtocolError(f"expected one of the events {', '.join(known)}. Received: {message.kind!r}.")
     values, (annotations, optional) = message.fields, _form(kind.__name__)
     require(values, annotations, kind.__name__, optional=optional)
-    if kind not in _WITH_ARRAYS:
+    if "arrays" not in {part.name for part in fields(kind)}:
         return kind(**values)
     event = kind(**{**values, "arrays": message.arrays})
     expected = event.num_arrays
@@ -421,7 +429,7 @@ def from_message(message: Message, *, recorded: bool = False) -> Event:
 @functools.cache
 def _form(name: str) -> tuple[dict[str, Any], frozenset[str]]:
     """Returns the annotations of the fields of an event of that name, and the names of those that have a default."""
-    kind = _KINDS[name]
+    kind = _kinds()[name]
     annotations, parts = get_type_hints(kind), [part for part in fields(kind) if part.name != "arrays"]
     optional = {part.name for part in parts if (part.default, part.default_factory) != (MISSING, MISSING)} - {"rank"}
     return {part.name: annotations[part.name] for part in parts}, frozenset(optional)

@@ -252,4 +252,4 @@ class FitRecord:
 
     @_takes(FilesLeft)
     def _add_files(self, files: FilesLeft) -> None:
-        self.files[-1 if files.of_host else files.rank] = files
+        self.files[-1 if files.of_coordinator else files.rank] = files

@@ -13,7 +13,7 @@ from typing import Any
 
 from elephant.errors import ConfigurationError
 from elephant.monitor.advice import advice_on_fit
-from elephant.monitor.events import LINES, EpochEnded, Event, RunNote
+from elephant.monitor.events import EpochEnded, Event, RunNote, kinds_by_line
 from elephant.monitor.progress import curve_names
 from elephant.monitor.rank_times import rank_times, sums_by_rank
 from elephant.monitor.record import FitRecord
@@ -187,7 +187,7 @@ def _event_of(name: str, line: Mapping[str, Any]) -> Event | None:
         return EpochEnded(rank=0, epoch=line["epoch"], logs=_numbers(line["metrics"]), seconds=line["seconds"])
     if name == "worker_lost":
         return RunNote(text=f"rank {line['rank']} on {line['host'] or 'its host'} was lost: {line['reason']}")
-    kind = LINES.get(name)
+    kind = kinds_by_line().get(name)
     return None if kind is None else kind(**{part.name: line[part.name] for part in fields(kind) if part.name in line})
 
 

@@ -40,7 +40,7 @@ class Server:
         self._name = name
         self._closed = False
         self._state = threading.Lock()
-        self._serving: dict[threading.Thread, Stream] = {}
+        self._streams: dict[threading.Thread, Stream] = {}
         self._address = listener.address
         self._acceptor = threading.Thread(
             target=self._accept_all, args=(token, context), name=f"{name}-accept", daemon=True
@@ -61,11 +61,11 @@ class Server:
         deadline = Deadline(timeout_s, f"Closing the server on {name_of(self._address)}")
         with self._state:
             self._closed = True
-            serving = dict(self._serving)
+            streams = dict(self._streams)
         self._listener.close()
-        for stream in serving.values():
+        for stream in streams.values():
             stream.abort()
-        threads = [thread for thread in (self._acceptor, *serving) if thread is not threading.current_thread()]
+        threads = [thread for thread in (self._acceptor, *streams) if thread is not threading.current_thread()]
         for thread in threads:
             thread.join(0 if deadline.expired else deadline.remaining())
         if alive := [thread.name for thread in threads if thread.is_alive()]:
@@ -100,7 +100,7 @@ class Server:
         with self._state:
             if not self._closed:
                 thread.start()
-                self._serving[thread] = stream
+                self._streams[thread] = stream
                 return
         stream.abort()
 
@@ -114,4 +114,4 @@ class Server:
             logger.exception("Serving %s failed", stream.peer)
         finally:
             with self._state:
-                self._serving.pop(threading.current_thread(), None)
+                self._streams.pop(threading.current_thread(), None)

@@ -45,26 +45,28 @@ def main() -> None:
     parent = os.getppid()
     pipe = open(0, "rb", buffering=0, closefd=False)
     try:
-        plan, image = process.read(pipe)
+        startup, image = process.read(pipe)
     except DataError as error:
         # One line: what else there is to know, such as why no snapshot could be written, is in the lines before it.
         sys.exit(str(error))
-    engine = ParameterServer(plan.spec, image, plan.incarnation)
-    snapshotter = Snapshotter(engine, Path(plan.folder))
-    listener = Listener(socket.socket(fileno=plan.listener_fd))
-    service = RequestService(engine, BufferPool(plan.spec.num_values, stall_s=plan.spec.stall_s), snapshotter, listener)
-    snapshotter.start(initial=not plan.restores)
+    server = ParameterServer(startup.spec, image, startup.incarnation)
+    snapshotter = Snapshotter(server, Path(startup.folder))
+    listener = Listener(socket.socket(fileno=startup.listener_fd))
+    service = RequestService(
+        server, BufferPool(startup.spec.num_values, stall_s=startup.spec.stall_s), snapshotter, listener
+    )
+    snapshotter.start(initial=not startup.restores)
     Server(
         listener,
-        plan.token,
-        CONTEXT.format(run_id=plan.spec.run_id),
+        startup.token,
+        CONTEXT.format(run_id=startup.spec.run_id),
         service.serve,
-        on_exhausted=lambda error: engine.fail(str(error)),
+        on_exhausted=lambda error: server.fail(str(error)),
         name="elephant-server",
     )
     _say(process.READY)
     _wait_until_orphaned(parent)
-    _leave(plan)
+    _leave(startup)
 
 
 def _wait_until_orphaned(parent: int) -> None:
@@ -84,9 +86,9 @@ def _say(line: str) -> None:
         sys.stdout.flush()
 
 
-def _leave(plan: ServerStartup) -> None:
+def _leave(startup: ServerStartup) -> None:
     """Ends the process at once: nobody is left to serve, and nobody else would remove the snapshots."""
-    shutil.rmtree(plan.folder, ignore_errors=True)
+    shutil.rmtree(startup.folder, ignore_errors=True)
     os._exit(0)
 
 

@@ -72,7 +72,7 @@ class ShardClient:
             Request(
                 header=RequestHeader(kind=RequestKind.STATE, rate=weight),
                 payload=lambda: [state.view(np.uint8).data],
-                receive=lambda line, reply, patience: line.receive(average.view(np.uint8).data, patience),
+                receive=lambda sock, header, patience: sock.receive(average.view(np.uint8).data, patience),
             ),
             stands=True,
         )
@@ -85,22 +85,22 @@ class ShardClient:
             return self.connection.ask(Request(header=header, payload=payload))
         part = out
 
-        def receive(line: SocketIO, reply: RequestHeader, patience: Patience) -> None:
+        def receive(sock: SocketIO, header: RequestHeader, patience: Patience) -> None:
             # Should the connection be lost in here, ``out`` is of no version.
             self._version = 0
-            self._receive_weights(line, part, patience)
-            self._version = reply.version
+            self._receive_weights(sock, part, patience)
+            self._version = header.version
 
         header = replace(header, version=self._version)
         return self.connection.ask(Request(header=header, payload=payload, receive=receive))
 
-    def _receive_weights(self, line: SocketIO, out: np.ndarray, patience: Patience) -> None:
+    def _receive_weights(self, sock: SocketIO, out: np.ndarray, patience: Patience) -> None:
         for stripe in self._stripes:
             if self._pull_codec is None:
-                line.receive(out[stripe].view(np.uint8).data, patience)
+                sock.receive(out[stripe].view(np.uint8).data, patience)
                 continue
             data = self._bounce[: stripe_bytes(self._pull_codec, stripe)]
-            line.receive(data.data, patience)
+            sock.receive(data.data, patience)
             with np.errstate(all="ignore"):
                 self._pull_codec.decode(data, out[stripe])
 
@@ -343,13 +343,13 @@ class ParameterServerClient:
             began = time.monotonic()
             try:
                 pairs = list(zip(self._shards, self._parts, strict=True))
-                replies = self._together.call(lambda pair: ask(*pair), pairs)
+                headers = self._together.call(lambda pair: ask(*pair), pairs)
             except PositionLost as lost:
                 raise PositionLost(self._whole_step()) from lost
             finally:
                 self.waited_s += time.monotonic() - began
             self.exchanges += 1
-            return _combined(replies)
+            return _combined(headers)
 
     def _whole_step(self) -> int:
         """The last step that every server has: one that was restored may have more than one that is being caught up."""
@@ -390,11 +390,11 @@ class ParameterServerClient:
             raise ConfigurationError("Expected open connections to parameter servers. Received: closed ones.")
 
 
-def _combined(replies: Sequence[RequestHeader]) -> Reply:
+def _combined(headers: Sequence[RequestHeader]) -> Reply:
     return Reply(
-        version=min(reply.version for reply in replies),
-        rate=replies[0].rate,
-        stop=any(reply.flags & Flags.STOP for reply in replies),
-        modified=any(reply.flags & Flags.MODIFIED for reply in replies),
-        refused=any(reply.status is Status.REFUSED for reply in replies),
+        version=min(header.version for header in headers),
+        rate=headers[0].rate,
+        stop=any(header.flags & Flags.STOP for header in headers),
+        modified=any(header.flags & Flags.MODIFIED for header in headers),
+        refused=any(header.status is Status.REFUSED for header in headers),
     )

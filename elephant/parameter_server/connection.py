@@ -107,7 +107,7 @@ class Connection:
         # The last push that the server acknowledged.
         self._acknowledged = (0, 0)
         self._highest_call = 0
-        self._latest: RequestHeader | None = None
+        self._latest_header: RequestHeader | None = None
         # What a server that was restored has to be told again.
         self._standing: dict[RequestKind, Request] = {}
         self._using = threading.Lock()
@@ -185,25 +185,25 @@ class Connection:
     def interrupt(self) -> None:
         """Ends a request that another thread makes, soon, with an error; no other can be made."""
         self._closed.set()
-        line = self._socket_io
-        if line is not None:
-            line.shut_down()
+        sock = self._socket_io
+        if sock is not None:
+            sock.shut_down()
 
     def _try(self, request: Request) -> RequestHeader:
-        line, header = self._socket_io, request.header
-        if line is None:
+        sock, header = self._socket_io, request.header
+        if sock is None:
             raise PeerLostError(f"The connection to {self.peer} was lost.")
         is_push = header.kind in (RequestKind.PUSH, RequestKind.PUSH_PULL)
         if not is_push or header.place > self.welcome.place:
-            return self._exchange(request, line)
+            return self._exchange(request, sock)
         # It was applied before the connection was lost: what is left is nothing, or the pull.
         self._acknowledged = max(self._acknowledged, header.place)
-        if header.kind is RequestKind.PUSH and self._latest is not None:
-            return replace(self._latest, status=Status.DUPLICATE)
+        if header.kind is RequestKind.PUSH and self._latest_header is not None:
+            return replace(self._latest_header, status=Status.DUPLICATE)
         pull = replace(header, kind=RequestKind.PULL)
-        return replace(self._exchange(replace(request, header=pull, payload=tuple), line), status=Status.DUPLICATE)
+        return replace(self._exchange(replace(request, header=pull, payload=tuple), sock), status=Status.DUPLICATE)
 
-    def _exchange(self, request: Request, line: SocketIO) -> RequestHeader:
+    def _exchange(self, request: Request, sock: SocketIO) -> RequestHeader:
         header = replace(
             request.header,
             partition=self._identity.partition,
@@ -212,36 +212,36 @@ class Connection:
         )
         head: list[bytes | memoryview] = [header.to_bytes()]
         for part in request.payload():
-            line.send([*head, part], self._patience)
+            sock.send([*head, part], self._patience)
             head = []
-        line.send(head, self._patience)
-        reply = self._receive_reply(line, header.kind, self.lengths)
+        sock.send(head, self._patience)
+        reply = self._receive_reply(sock, header.kind, self.lengths)
         if header.kind in (RequestKind.PUSH, RequestKind.PUSH_PULL):
             # Before the weights come: the memory of the update may be theirs, and it cannot be sent again then.
             self._acknowledged = max(self._acknowledged, header.place)
         if reply.payload_bytes and request.receive is not None:
-            request.receive(line, reply, self._patience)
+            request.receive(sock, reply, self._patience)
         return reply
 
-    def _receive_reply(self, line: SocketIO, kind: RequestKind, lengths: Lengths | None) -> RequestHeader:
+    def _receive_reply(self, sock: SocketIO, kind: RequestKind, lengths: Lengths | None) -> RequestHeader:
         status = Status.WAIT
         while status is Status.WAIT:
             data = bytearray(HEADER_BYTES)
-            line.receive(memoryview(data), self._patience)
-            reply = decode_header(data)
-            check_reply(reply, kind, lengths)
-            status = reply.status
-        if reply.status is Status.SUPERSEDED:
+            sock.receive(memoryview(data), self._patience)
+            header = decode_header(data)
+            check_reply(header, kind, lengths)
+            status = header.status
+        if header.status is Status.SUPERSEDED:
             raise SupersededError(
                 f"Expected to be the newest attempt of partition {self._identity.partition}. Received: {self.peer} "
                 f"has seen one after attempt {self._identity.attempt}, which goes on in the place of this one."
             )
-        if reply.status in (Status.FAILED, Status.MISMATCH, Status.ERROR):
+        if header.status in (Status.FAILED, Status.MISMATCH, Status.ERROR):
             text = bytearray(TEXT_BYTES)
-            line.receive(memoryview(text), self._patience)
-            raise _ERRORS[reply.status](decode_text(text))
-        self._latest = reply
-        return reply
+            sock.receive(memoryview(text), self._patience)
+            raise _ERRORS[header.status](decode_text(text))
+        self._latest_header = header
+        return header
 
     def _connect(self) -> Welcome:
         """Connects and says HELLO, within ``connect_s`` seconds."""
@@ -272,16 +272,16 @@ class Connection:
                     raise deadline.exceeded(str(error)) from error
         raise PeerLostError(f"The client of {self.peer} was closed.")
 
-    def _handshake(self, line: SocketIO) -> Welcome:
+    def _handshake(self, sock: SocketIO) -> Welcome:
         hello, identity = self._identity.hello, self._identity
         payload = hello.to_bytes()
         header = RequestHeader(
             kind=RequestKind.HELLO, partition=identity.partition, attempt=identity.attempt, payload_bytes=len(payload)
         )
-        line.send([header.to_bytes(), payload], self._patience)
-        self._receive_reply(line, RequestKind.HELLO, None)
+        sock.send([header.to_bytes(), payload], self._patience)
+        self._receive_reply(sock, RequestKind.HELLO, None)
         data = bytearray(WELCOME_BYTES)
-        line.receive(memoryview(data), self._patience)
+        sock.receive(memoryview(data), self._patience)
         welcome = Welcome.from_bytes(data)
         self.lengths = lengths_of(hello, welcome.num_slots, welcome.num_state_values, welcome.num_partitions)
         return welcome
@@ -300,10 +300,10 @@ class Connection:
         return 0.0 if self._closed.is_set() else self._timeouts.collective_s
 
     def _drop(self) -> None:
-        line, self._socket_io = self._socket_io, None
-        if line is not None:
-            self._counted = (self._counted[0] + line.bytes_sent, self._counted[1] + line.bytes_received)
-            line.close()
+        sock, self._socket_io = self._socket_io, None
+        if sock is not None:
+            self._counted = (self._counted[0] + sock.bytes_sent, self._counted[1] + sock.bytes_received)
+            sock.close()
 
 
 def connect_all(

@@ -165,9 +165,9 @@ class ControlClient:
                 connection.ask(Request(header=header), stands=True)
 
     def _ask(self, connection: Connection, header: RequestHeader, targets: Sequence[np.ndarray]) -> RequestHeader:
-        def receive(line: SocketIO, reply: RequestHeader, patience: Patience) -> None:
+        def receive(sock: SocketIO, header: RequestHeader, patience: Patience) -> None:
             for target in targets:
-                line.receive(target.view(np.uint8).data, patience)
+                sock.receive(target.view(np.uint8).data, patience)
 
         return connection.ask(Request(header=header, receive=receive))
 

@@ -311,21 +311,23 @@ class ServerProcess:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _start(self, plan: ServerStartup) -> subprocess.Popen[bytes]:
+    def _start(self, startup: ServerStartup) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [sys.executable, "-m", "elephant.parameter_server"],
             env=_environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            pass_fds=(plan.listener_fd,),
+            pass_fds=(startup.listener_fd,),
             start_new_session=True,
         )
 
-    def _tell(self, process: subprocess.Popen[bytes], plan: ServerStartup, arrays: Sequence[np.ndarray] = ()) -> None:
+    def _tell(
+        self, process: subprocess.Popen[bytes], startup: ServerStartup, arrays: Sequence[np.ndarray] = ()
+    ) -> None:
         # A process that has ended is noticed by the watcher, which knows why; one that was closed meanwhile is no news.
         with contextlib.suppress(BrokenPipeError, ValueError):
-            write(cast(BinaryIO, process.stdin), plan, arrays)
+            write(cast(BinaryIO, process.stdin), startup, arrays)
         self._told.set()
 
     def _await_ready(self) -> None:
@@ -361,16 +363,16 @@ class ServerProcess:
                     self.failure = f"the parameter server on {name_of(self.address)} was lost{times}: {lost}"
                     self._ready.set()
                     return
-                plan = self._restarted()
+                startup = self._restarted()
                 self._told.clear()
                 try:
-                    self._process = process = self._start(plan)
+                    self._process = process = self._start(startup)
                 except OSError as error:
                     self.failure = f"the parameter server on {name_of(self.address)} cannot be started again: {error}"
                     return
                 self.restarts += 1
                 self._restarted_at.append(time.monotonic())
-            self._tell(process, plan)
+            self._tell(process, startup)
             try:
                 self._note(f"The parameter server on {name_of(self.address)} was lost, and started again: {lost}")
             except Exception:
@@ -378,9 +380,9 @@ class ServerProcess:
                 logger.exception("Telling of a parameter server that was lost failed")
 
     def _restarted(self) -> ServerStartup:
-        plan = self._startup
+        startup = self._startup
         return ServerStartup(
-            spec=plan.spec, token=plan.token, listener_fd=plan.listener_fd, folder=plan.folder,
+            spec=startup.spec, token=startup.token, listener_fd=startup.listener_fd, folder=startup.folder,
             incarnation=self.restarts + 1,
         )  # fmt: skip
 

@@ -47,7 +47,7 @@ from elephant.parameter_server.server import ParameterServer
 from elephant.parameter_server.snapshot import Snapshotter
 
 POOL_BUFFERS = 2
-# Of a client that has stopped in the middle of a push while others wait for its buffer.
+# How long others wait for the buffer of a client that has stopped in the middle of a push.
 IMPATIENCE_S = 1.0
 
 logger = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ class BufferPool:
         with self._changed:
             self._waiting += 1
             try:
-                # Whoever holds a buffer gives it back: patience() sees to that.
+                # The holder of a buffer gives it back: patience() sees to that.
                 self._changed.wait_for(lambda: self._free or self._unmade)
             finally:
                 self._waiting -= 1
@@ -194,24 +194,24 @@ def _check_hello(hello: ClientHello, partition: int, spec: ServerSpec) -> None:
 class RequestService:
     """Service of one server; `serve` is called with each connection, in a thread of its own."""
 
-    def __init__(self, engine: ParameterServer, pool: BufferPool, snapshotter: Snapshotter, listener: Listener) -> None:
-        self.engine = engine
+    def __init__(self, server: ParameterServer, pool: BufferPool, snapshotter: Snapshotter, listener: Listener) -> None:
+        self.server = server
         self.pool = pool
         self.snapshotter = snapshotter
         self._listener = listener
 
     def statistics(self) -> dict[str, Any]:
         """Returns the server's counts, and the connections that it has refused."""
-        return {**self.engine.statistics(), "refused_connections": self._listener.turned_away}
+        return {**self.server.statistics(), "refused_connections": self._listener.turned_away}
 
     def serve(self, stream: Stream) -> None:
         """Serves one connection to its end."""
-        line = SocketIO(stream.detach(), stream.peer)
-        conversation = RequestHandler(self, line)
+        sock = SocketIO(stream.detach(), stream.peer)
+        conversation = RequestHandler(self, sock)
         try:
             conversation.run()
         except NetworkError as error:
-            logger.debug("The connection of %s ended: %s", line.peer, error)
+            logger.debug("The connection of %s ended: %s", sock.peer, error)
         finally:
             conversation.end()
 
@@ -219,14 +219,14 @@ class RequestService:
 class RequestHandler:
     """One connection from its HELLO to its end."""
 
-    def __init__(self, service: RequestService, line: SocketIO) -> None:
+    def __init__(self, service: RequestService, sock: SocketIO) -> None:
         self._service = service
-        self._engine = service.engine
-        self._socket_io = line
+        self._server = service.server
+        self._socket_io = sock
         self._session: Session | None = None
         self._is_live = False
         self._counted = (0, 0)
-        self._stall_s = service.engine.spec.stall_s
+        self._stall_s = service.server.spec.stall_s
 
     def run(self) -> None:
         """Answers requests until the client says BYE or is gone.
@@ -249,7 +249,7 @@ class RequestHandler:
         self._count()
         self._socket_io.close()
         if self._is_live and self._session is not None:
-            self._engine.clock.leave(self._session.partition)
+            self._server.clock.leave(self._session.partition)
 
     def _next(self) -> RequestHeader:
         """Returns the next request, however long the client takes to begin it."""
@@ -267,15 +267,15 @@ class RequestHandler:
 
     def _handshake(self) -> Session | None:
         """Answers HELLO; returns the session, or None where the client's place has been taken."""
-        header, engine = self._next(), self._engine
+        header, server = self._next(), self._server
         data = bytearray(HELLO_BYTES)
         self._socket_io.receive(memoryview(data), self._patience)
-        num_slots = len(engine.store.slots)
+        num_slots = len(server.store.slots)
         session = open_session(
             ClientHello.from_bytes(data),
             partition=header.partition,
             attempt=header.attempt,
-            spec=engine.spec,
+            spec=server.spec,
             num_slots=num_slots,
         )
         entry = self._admit(session) if session.is_worker else Entry()
@@ -283,19 +283,19 @@ class RequestHandler:
             self._reply(header, Status.SUPERSEDED)
             return None
         self._session = session
-        answer = welcome(entry, engine.spec, num_slots=num_slots, incarnation=engine.incarnation)
+        answer = welcome(entry, server.spec, num_slots=num_slots, incarnation=server.incarnation)
         self._reply(header, Status.OK, answer.to_bytes())
         return session
 
     def _admit(self, session: Session) -> Entry | None:
         """Takes a worker in; returns where its partition stands, or None where a newer attempt has come."""
-        engine = self._engine
-        entry = engine.push_log.register(session.partition, session.attempt)
+        server = self._server
+        entry = server.push_log.register(session.partition, session.attempt)
         if entry is None:
-            engine.counters.add("superseded")
+            server.counters.add("superseded")
             return None
-        engine.staleness.registered(session.partition, engine.updates)
-        engine.clock.enter(session.partition, entry.step)
+        server.staleness.registered(session.partition, server.updates)
+        server.clock.enter(session.partition, entry.step)
         # Before the reply, which may fail.
         self._session, self._is_live = session, True
         return entry
@@ -340,7 +340,7 @@ class RequestHandler:
                 call=request.call,
             )
             finite = finite and not request.flags & Flags.CONDEMNED
-            status = self._engine.settle(push, buffer, finite=finite)
+            status = self._server.settle(push, buffer, finite=finite)
         if self._has_failed(request):
             return
         if request.kind is RequestKind.PUSH or status is Status.SUPERSEDED:
@@ -353,7 +353,7 @@ class RequestHandler:
         patience = self._service.pool.patience
         bounce = np.empty(0 if codec is None else codec.encoded_bytes(min(STRIPE_VALUES, len(buffer))), np.uint8)
         with np.errstate(all="ignore"):
-            for stripe in self._engine.store.stripes:
+            for stripe in self._server.store.stripes:
                 part = buffer[stripe]
                 if codec is None:
                     self._socket_io.receive(part.view(np.uint8).data, patience)
@@ -366,20 +366,20 @@ class RequestHandler:
 
     def _pull(self, session: Session, request: RequestHeader, status: Status) -> None:
         self._wait_for_slower(session, request)
-        engine = self._engine
+        server = self._server
         if session.is_worker:
-            if engine.push_log.is_superseded(session.partition, session.attempt):
+            if server.push_log.is_superseded(session.partition, session.attempt):
                 return self._reply(request, Status.SUPERSEDED)
-            engine.staleness.pulled(session.partition, engine.updates)
+            server.staleness.pulled(session.partition, server.updates)
         # Read before the first stripe: the weights that are sent have at least this version.
-        version = engine.version
+        version = server.version
         if request.version == version:
             return self._reply(request, status)
         self._send_header(request, status, session.lengths.pull, flags=Flags.MODIFIED, version=version)
         self._send_stripes(session)
 
     def _send_stripes(self, session: Session) -> None:
-        store, codec = self._engine.store, session.pull_codec
+        store, codec = self._server.store, session.pull_codec
         longest = min(STRIPE_VALUES, len(store.values))
         bounce = np.empty(4 * longest if codec is None else codec.encoded_bytes(longest), np.uint8)
         for index, stripe in enumerate(store.stripes):
@@ -392,21 +392,21 @@ class RequestHandler:
 
     def _fetch(self, session: Session, request: RequestHeader) -> None:
         """Sends the weights, then each slot, then the state."""
-        store = self._engine.store
-        self._send_header(request, Status.OK, session.lengths.whole, step=self._engine.iterations)
+        store = self._server.store
+        self._send_header(request, Status.OK, session.lengths.whole, step=self._server.iterations)
         bounce = np.empty(min(STRIPE_VALUES, len(store.values)), np.float32)
         for vector in range(1 + len(store.slots)):
             for index, stripe in enumerate(store.stripes):
                 part = bounce[: stripe.stop - stripe.start]
                 store.read(index, part, vector)
                 self._socket_io.send([part.data], self._patience)
-        self._socket_io.send([self._engine.averages.average().data], self._patience)
+        self._socket_io.send([self._server.averages.average().data], self._patience)
 
     def _keep(self, session: Session, request: RequestHeader) -> None:
         """Sends what `_fetch` sends, and the ledger, as they are between two pushes."""
-        engine = self._engine
-        with engine.shared_lock.exclusive():
-            image = engine.image()
+        server = self._server
+        with server.shared_lock.exclusive():
+            image = server.image()
             # Copies: pushes are to go on before all is sent.
             vectors = [np.array(vector) for vector in (image.values, *image.slots)]
         length = session.lengths.push_log
@@ -418,20 +418,20 @@ class RequestHandler:
         self._socket_io.send([encode_statistics(entries, length)], self._patience)
 
     def _average(self, session: Session, request: RequestHeader) -> None:
-        state = np.empty(self._engine.spec.num_state_values)
+        state = np.empty(self._server.spec.num_state_values)
         self._socket_io.receive(state.view(np.uint8).data, self._patience)
         if self._has_failed(request):
             return
-        if self._engine.push_log.is_superseded(session.partition, session.attempt):
+        if self._server.push_log.is_superseded(session.partition, session.attempt):
             return self._reply(request, Status.SUPERSEDED)
-        average = self._engine.averages.add(session.partition, request.rate, state)
+        average = self._server.averages.add(session.partition, request.rate, state)
         self._reply(request, Status.OK, average.data)
 
     def _command(self, session: Session, request: RequestHeader) -> None:
         if request.kind is RequestKind.SET_RATE:
-            self._engine.set_rate(request.rate)
+            self._server.set_rate(request.rate)
         elif request.kind is RequestKind.STOP:
-            self._engine.stop()
+            self._server.stop()
         else:
             self._count()
             length = session.lengths.statistics
@@ -441,7 +441,7 @@ class RequestHandler:
     def _part(self, session: Session, request: RequestHeader) -> None:
         """Says good-bye. What a finished worker has pushed is on the disk by then: nobody would send it again."""
         if request.flags & Flags.FINISHED and session.is_worker:
-            self._engine.clock.finish(session.partition)
+            self._server.clock.finish(session.partition)
             self._service.snapshotter.request(_SNAPSHOT_S)
         self._reply(request, Status.OK)
 
@@ -449,23 +449,23 @@ class RequestHandler:
         """Lets a worker that is too far ahead wait, and tells it now and then that nothing is wrong."""
         if not session.is_worker:
             return
-        began, clock = time.monotonic(), self._engine.clock
+        began, clock = time.monotonic(), self._server.clock
         while not clock.wait(session.partition, _HEARTBEAT_S, lambda: self._socket_io.hung_up):
             if time.monotonic() - began >= longest_s:
                 break
             self._reply(request, Status.WAIT)
-        self._engine.counters.add("waited_s", time.monotonic() - began)
+        self._server.counters.add("waited_s", time.monotonic() - began)
 
     def _has_failed(self, request: RequestHeader) -> bool:
         """Returns whether the fit has been given up, and says so then."""
-        failure = self._engine.failure
+        failure = self._server.failure
         if failure is not None:
             self._reply(request, Status.FAILED, encode_text(failure))
         return failure is not None
 
     def _reply(self, request: RequestHeader, status: Status, payload: bytes | memoryview = b"") -> None:
         length = memoryview(payload).nbytes
-        self._send_header(request, status, length, more=[payload], version=self._engine.version)
+        self._send_header(request, status, length, more=[payload], version=self._server.version)
 
     def _send_header(
         self,
@@ -478,15 +478,15 @@ class RequestHandler:
         version: int = 0,
         more: Iterable[bytes | memoryview] = (),
     ) -> None:
-        engine = self._engine
+        server = self._server
         header = RequestHeader(
-            kind=request.kind, status=status, flags=engine.flags | flags, step=step or request.step, call=request.call,
-            version=version, rate=engine.rate, payload_bytes=length,
+            kind=request.kind, status=status, flags=server.flags | flags, step=step or request.step, call=request.call,
+            version=version, rate=server.rate, payload_bytes=length,
         )  # fmt: skip
         self._socket_io.send([header.to_bytes(), *more], self._patience)
 
     def _count(self) -> None:
         received, sent = self._socket_io.bytes_received, self._socket_io.bytes_sent
-        self._engine.counters.add("bytes_in", received - self._counted[0])
-        self._engine.counters.add("bytes_out", sent - self._counted[1])
+        self._server.counters.add("bytes_in", received - self._counted[0])
+        self._server.counters.add("bytes_out", sent - self._counted[1])
         self._counted = (received, sent)

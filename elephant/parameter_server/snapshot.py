@@ -162,24 +162,24 @@ class Snapshotter:
     tried again when the next is due, and the fit goes on.
     """
 
-    def __init__(self, engine: ParameterServer, folder: Path) -> None:
-        self._engine = engine
+    def __init__(self, server: ParameterServer, folder: Path) -> None:
+        self._server = server
         self._folder = folder
         self._number = 0
         self._warned = False
         # Pushes that the last snapshot has, and that there were when one was last tried.
         self._saved, self._tried = 0, 0
-        self._due_s = time.monotonic() + engine.spec.snapshot_seconds
+        self._due_s = time.monotonic() + server.spec.snapshot_seconds
         self._wanted, self._begun, self._done = 0, 0, 0
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="elephant-snapshots", daemon=True)
-        engine.on_update(self._look)
+        server.on_update(self._look)
 
     def start(self, *, initial: bool) -> None:
         """Starts the thread; where ``initial``, once what the server begins with is kept, to which it can go back."""
         if initial:
             self._take(INITIAL)
-        self._saved = self._tried = self._engine.updates
+        self._saved = self._tried = self._server.updates
         self._thread.start()
 
     def request(self, timeout_s: float) -> bool:
@@ -195,7 +195,7 @@ class Snapshotter:
                 self._changed.notify_all()
 
     def _is_due(self) -> bool:
-        spec, updates = self._engine.spec, self._engine.updates
+        spec, updates = self._server.spec, self._server.updates
         if updates == self._saved:
             return False
         by_count = spec.snapshot_updates > 0 and updates - self._tried >= spec.snapshot_updates
@@ -214,24 +214,24 @@ class Snapshotter:
                 self._changed.notify_all()
 
     def _pause_s(self) -> float | None:
-        seconds = self._engine.spec.snapshot_seconds
+        seconds = self._server.spec.snapshot_seconds
         if seconds <= 0:
             return None
         left = self._due_s - time.monotonic()
         return min(left if left > 0 else seconds, _LONGEST_PAUSE_S)
 
     def _take(self, name: str) -> None:
-        engine = self._engine
+        server = self._server
         self._number += 1
-        self._tried = engine.updates
-        arrays = self._folder / f"{name}-{engine.incarnation}-{self._number}.arrays"
+        self._tried = server.updates
+        arrays = self._folder / f"{name}-{server.incarnation}-{self._number}.arrays"
         try:
-            with engine.shared_lock.exclusive():
-                image = engine.image()
+            with server.shared_lock.exclusive():
+                image = server.image()
                 facts, updates = image.facts(), image.updates
                 self._tried = updates
                 write_arrays(arrays, image)
-            seal(self._folder, name, arrays, facts, engine.spec.run_id)
+            seal(self._folder, name, arrays, facts, server.spec.run_id)
         except Exception as error:
             # Whatever it was: the thread has to live, because workers that finish wait for it.
             with contextlib.suppress(OSError):
@@ -239,11 +239,11 @@ class Snapshotter:
             self._failed(error)
         else:
             self._saved = updates
-            engine.counters.add("snapshots")
-        self._due_s = time.monotonic() + engine.spec.snapshot_seconds
+            server.counters.add("snapshots")
+        self._due_s = time.monotonic() + server.spec.snapshot_seconds
 
     def _failed(self, error: Exception) -> None:
-        self._engine.counters.add("snapshot_failures")
+        self._server.counters.add("snapshot_failures")
         if not self._warned:
             self._warned = True
             logger.warning(

@@ -155,7 +155,7 @@ class Store:
             scalars: What the rule's ``begin`` returned.
             update: Float32 of shape (num_values,); it is overwritten.
         """
-        # Whoever is faster takes more of them: taking the next number is one step of the interpreter.
+        # A faster thread takes more of them: taking the next number is one step of the interpreter.
         turns = iter(range(len(self.stripes)))
         if len(self.stripes) < _WORTH_HELP:
             return self._apply_stripes(turns, scalars, update, factor)

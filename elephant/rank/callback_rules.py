@@ -53,6 +53,11 @@ class Duty(Enum):
     OWN = "does what its methods say"
 
 
+def _yes(callback: Any) -> bool:
+    """Returns True."""
+    return True
+
+
 @dataclass(frozen=True)
 class CallbackRule:
     """Row of the table. Where a callback runs holds for subclasses too; what it reads does not: they may do more."""
@@ -61,7 +66,7 @@ class CallbackRule:
     duty: Duty
     reason: str
     by_numbers: bool = False  # whether it decides by the logs alone, and says so with verbose=1
-    reads_weights: Callable[[Any], bool] = lambda callback: True  # whether it reads weights at the ends of epochs
+    reads_weights: Callable[[Any], bool] = _yes  # whether it reads weights at the ends of epochs
     hears_later: bool | None = None  # whether epochs may come when training has ended; None: if it reads no weights
     stops_in_batches: bool = True  # whether one that listens to batches may ask to stop after a step
     packages: tuple[str, ...] = ()  # what it needs where it runs, besides Keras

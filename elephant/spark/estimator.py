@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast, overload
 
 import keras
 from pyspark.ml import Estimator
+from pyspark.ml.param import Param
 from pyspark.sql import DataFrame
 
 from elephant.cluster.session import is_true, setting
 from elephant.cluster.spark_job import described
-from elephant.cluster.spark_private import reset_uid, set_params
+from elephant.cluster.spark_private import reset_uid, unowned_parent
 from elephant.config import Timeouts
-from elephant.errors import brief_errors
+from elephant.errors import ConfigurationError, brief_errors
 from elephant.kinds import BALANCED
-from elephant.modeling.model_spec import ModelSpec
 from elephant.monitor.listeners import EventFile, FitListener, Listeners, mlflow_listeners
 from elephant.monitor.progress import Progress
 from elephant.monitor.report import table_html
@@ -32,7 +32,7 @@ from elephant.rank.job import TrainingJob
 from elephant.spark.file_formats import Files
 from elephant.spark.fit import class_weights, description_of, remove_checkpoints, train
 from elephant.spark.hadoop_files import write_file
-from elephant.spark.model import KerasModel
+from elephant.spark.model import KerasModel, model_to_train
 from elephant.spark.params import (
     TrainingParams,
     backup_of,
@@ -40,10 +40,12 @@ from elephant.spark.params import (
     chosen_values,
     column_choice,
     fit_config,
+    noting_keywords,
     optional,
     plain_params,
+    require_own,
+    set_given,
 )
-from elephant.spark.saving.model_files import source_of
 from elephant.spark.saving.persistence import CODE, SavedParts, SavedStage
 from elephant.spark.saving.streaming import TrainingStream, start_stream
 from elephant.spark.training_data import active_session, dataset_of, is_frame, rows_of_files, rows_of_frame
@@ -51,10 +53,10 @@ from elephant.task.rendezvous import installed_versions
 
 if TYPE_CHECKING:
     import pandas as pd
-    from pyspark.ml.param import Param
     from pyspark.sql import SparkSession
 
 _PARAMS = {option.param for option in OPTIONS}
+_KNOWN = sorted([*_PARAMS, "model", "customObjects"])
 _TRACE = "spark.elephant.trace"
 Dataset: TypeAlias = "DataFrame | pd.DataFrame | str | os.PathLike[str] | Files"
 ParamMap: TypeAlias = "dict[Param[Any], Any]"
@@ -91,6 +93,8 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
             them.
         predictionCol: The column that the fitted model adds.
         probabilityCol: The column of probabilities that a fitted classifier adds.
+        rawPredictionCol: The column of scores that a fitted classifier adds, one for each class: logits where the
+            loss takes logits, and else probabilities. An empty name leaves a column out, as in all of Spark ML.
         weightCol: A column of sample weights, or a dictionary of them by the name of the output; None weighs
             all rows alike. A row has one number, or an array in the shape of its loss, such as one number per token.
         validationIndicatorCol: A column of booleans, or of 0 and 1; true keeps a row for validation.
@@ -178,7 +182,15 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         >>> fitted.transform(test_df).select("prediction")  # doctest: +SKIP
     """
 
+    model: Param[KerasModel] = Param(
+        unowned_parent(),
+        "model",
+        "a compiled keras.Model, a function without arguments that returns one, the path of one, or a fitted model",
+        typeConverter=model_to_train,
+    )
+
     @brief_errors
+    @noting_keywords
     def __init__(
         self,
         model: keras.Model | Callable[[], keras.Model] | str | os.PathLike[str] | KerasModel,
@@ -188,6 +200,7 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         labelCol: str | Sequence[str | Sequence[str]] | Mapping[str, str | Sequence[str]] | None = "label",
         predictionCol: str = "prediction",
         probabilityCol: str = "probability",
+        rawPredictionCol: str = "rawPrediction",
         weightCol: str | Mapping[str, str] | None = None,
         validationIndicatorCol: str | None = None,
         validationFraction: float = 0.0,
@@ -232,18 +245,47 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         snapshotSeconds: float = 30.0,
         **unknown: Any,
     ) -> None:
-        # None means not set, which Spark's params say by absence.
-        given = {name: value for name, value in locals().items() if name in _PARAMS and value is not None}
+        given: dict[str, Any] = vars(self).pop("_input_kwargs")
+        refuse_unknown("KerasEstimator", unknown, _KNOWN, noun="param")
         super().__init__()
-        refuse_unknown("KerasEstimator", unknown, sorted([*_PARAMS, "model", "customObjects"]), noun="param")
-        self._set(**given)
-        self._set(model=source_of(model, customObjects))
+        self.setParams(**{**given, "model": model})
+
+    @brief_errors
+    def setParams(self, **params: Any) -> KerasEstimator:
+        """Sets several params by name, and returns the estimator; those that are not named stay as they are.
+
+        Args:
+            params: As the constructor takes them; None takes a param's value away.
+
+        Raises:
+            ConfigurationError: A value is out of its range, or two of them exclude each other.
+            UnsupportedError: A mode, or a form of model, that this version does not have.
+            TypeError: A value has the wrong type, or a param does not exist.
+
+        Examples:
+            >>> estimator.setParams(epochs=3, batchSize=64)  # doctest: +SKIP
+        """
+        refuse_unknown("setParams", params, _KNOWN, noun="param")
+        custom_objects = params.pop("customObjects", None)
+        if "model" in params:
+            self.setModel(params.pop("model"), custom_objects)
+        elif custom_objects is not None:
+            raise ConfigurationError(
+                "customObjects: expected beside a model, which is given by a path. Received: customObjects alone. Pass "
+                "both: setParams(model=path, customObjects=...)."
+            )
+        set_given(self, params)
         fit_config(self)
+        return self
+
+    def getModel(self) -> KerasModel:
+        """Returns the model that training begins with; its ``model`` is the `keras.Model`."""
+        return self.getOrDefault(self.model)
 
     @brief_errors
     def setModel(self, value: Any, customObjects: Mapping[str, Any] | None = None) -> KerasEstimator:
         """Replaces the model; the arguments are those of the constructor."""
-        return self._set(model=source_of(value, customObjects))
+        return self._set(model=model_to_train(value, customObjects))
 
     @overload
     def fit(self, dataset: Dataset, params: ParamMap | None = None, **options: Any) -> KerasModel: ...
@@ -264,7 +306,8 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
             options: The same by name, such as ``epochs=3``; None takes a param's value away.
 
         Raises:
-            ConfigurationError: An option is out of its range, or two of them exclude each other.
+            ConfigurationError: An option is out of its range, two of them exclude each other, or a param is one of
+                another stage.
             SchemaError: A column is missing or unusable.
             DataError: There are no rows, or values that cannot be trained on.
             ClusterError: The cluster cannot run the fit.
@@ -275,10 +318,8 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
             >>> fitted = estimator.fit(train_df, epochs=3)  # doctest: +SKIP
         """
         refuse_unknown("fit", options, sorted(_PARAMS), noun="param")
-        estimator = self.copy() if options else self
-        for name in (name for name, value in options.items() if value is None):
-            estimator.clear(estimator.getParam(name))
-        set_params(estimator, **{name: value for name, value in options.items() if value is not None})
+        require_own(self, params, "Take it from the estimator that is fitted, or name it: fit(dataset, epochs=3).")
+        estimator = set_given(self.copy(), options) if options else self
         # To Spark, a dataset is whatever `_fit` takes.
         rows, fit = cast(Any, dataset_of(dataset)), super(KerasEstimator, estimator).fit
         if params is not None and not isinstance(params, dict):
@@ -297,9 +338,9 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
     def _fit(self, dataset: DataFrame | Files) -> KerasModel:
         began = time.monotonic()
         config, choice, on_driver = fit_config(self), column_choice(self), self.getOrDefault("driverCallbacks")
-        source: ModelSpec = self.getOrDefault(self.model)
-        facts, preprocessed = source.facts, self.isDefined(self.preprocessing)
-        if self.isDefined(self.augmentation):
+        source = self.getModel().source
+        facts, preprocessed = source.facts, optional(self, self.preprocessing) is not None
+        if optional(self, self.augmentation) is not None:
             # It may give the classes of the rows other numbers.
             facts = replace(facts, outputs=tuple(replace(output, num_classes=None) for output in facts.outputs))
         if isinstance(dataset, Files):
@@ -321,7 +362,7 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
             ),
             preprocessing=replace(batch_functions(self), target=rows.target),
             driver_callbacks=tuple(one for one in on_driver if not isinstance(one, FitListener)),
-            traced=self.isDefined(self.eventsPath) and is_traced(rows.source.session),
+            traced=optional(self, self.eventsPath) is not None and is_traced(rows.source.session),
         )
         about: dict[str, Any] = {
             "model": repr(source),
@@ -385,13 +426,12 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         )
 
     def __repr__(self) -> str:
-        source = self.getOrDefault(self.model)
         values = "".join(f", {name}={value}" for name, value in chosen_values(self).items())
-        return f"KerasEstimator(model={source!r}{values})"
+        return f"KerasEstimator(model={self.getModel().source!r}{values})"
 
     def _repr_html_(self) -> str:
-        source = self.getOrDefault(self.model)
-        return "<b>KerasEstimator</b>" + table_html((), [("model", repr(source)), *chosen_values(self).items()])
+        words = [("model", repr(self.getModel().source)), *chosen_values(self).items()]
+        return "<b>KerasEstimator</b>" + table_html((), words)
 
     def _parts(self) -> SavedParts:
         given = {param.name: value for param, value in self._paramMap.items()}
@@ -401,7 +441,7 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         # JSON has no numbers for keys.
         weights = given.get("classWeight")
         about = {} if weights is None else {"classWeight": weights if weights == BALANCED else list(weights.items())}
-        return SavedParts(source=self.getOrDefault(self.model), code=code, about=about)
+        return SavedParts(source=self.getModel().source, code=code, about=about)
 
     @classmethod
     def _of_parts(cls, parts: SavedParts) -> KerasEstimator:
@@ -409,8 +449,10 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         if "classWeight" in parts.about:
             weights = parts.about["classWeight"]
             not_json["classWeight"] = weights if weights == BALANCED else dict(weights)
-        # A param that was not set when it was saved is none that is set by default.
-        return cls(model=parts.source, labelCol=None, **not_json)
+        if "labelCol" not in {**parts.about["paramMap"], **parts.about["defaultParamMap"]}:
+            # So one without labels was saved while the constructor alone had defaults.
+            not_json["labelCol"] = None
+        return cls(model=parts.source, **not_json)
 
 
 def _unused(callback: Any) -> Any:

@@ -395,14 +395,14 @@ def train_asynchronously(
         progress: Shown what happens.
         checkpoint_writer: Writes checkpoints; None makes none.
     """
-    hosted = coordinates_on_executors(rows.session)
+    on_executors = coordinates_on_executors(rows.session)
     copies = worker_copies(job.callbacks, SharedState(job.callbacks, job.model, job.preprocessing.given))
     job = replace(job, callbacks=(*job.callbacks, *job.driver_callbacks), driver_callbacks=())
     # Callbacks have their epochs on the driver, or on the rank that hosts for it.
     packages = packages_of(job.callbacks)
-    if not hosted:
+    if not on_executors:
         _require_here(packages)
-    needs = _needs(rows, job, packages if hosted else ())
+    needs = _needs(rows, job, packages if on_executors else ())
     config, options = job.config, job.config.asynchronous
     # Workers get the weights from the servers, and need to know of a state only that there is one.
     state = None if job.state is None else job.state.without_arrays()
@@ -410,10 +410,10 @@ def train_asynchronously(
     warning = config.new_algorithm().advice(config.frequency)
     if warning is not None:
         warn_user(warning)
-    if options.server_placement != "executors" and not hosted:
+    if options.server_placement != "executors" and not on_executors:
         # Known at once, and so said before anything else is begun.
         require_ports(driver_addresses(rows.session)[1], options.port, options.parameter_servers)
-    if hosted:
+    if on_executors:
         # Its workers meet at the one that hosts, and so run at the same time.
         needs = replace(needs, synchronous=True, servers=0)
     with preflight_checked(rows.session, needs, progress.note) as plan:

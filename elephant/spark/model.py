@@ -21,7 +21,7 @@ from elephant.monitor.report import curve_svg, table_html
 from elephant.monitor.summary import FitSummary
 from elephant.spark.columns.column_selection import ColumnSelection
 from elephant.spark.evaluate import Evaluation, evaluate_rows
-from elephant.spark.params import ModelParams, chosen_values, input_choice, labelled_choice, optional
+from elephant.spark.params import ModelParams, chosen_values, input_choice, labelled_choice, optional, require_own
 from elephant.spark.saving.model_files import SUFFIXES, export_model, source_of, write_model
 from elephant.spark.saving.persistence import FUNCTIONS, SavedParts, SavedStage
 from elephant.spark.training_data import frame_of, require_frame, rows_of_frame
@@ -37,6 +37,7 @@ from elephant.task.model_cache import PackedModel
 
 if TYPE_CHECKING:
     import pandas as pd
+    from pyspark.ml.param import Param
 
 
 class KerasModel(Model, ModelParams, SavedStage):
@@ -71,11 +72,14 @@ class KerasModel(Model, ModelParams, SavedStage):
         summary: FitSummary | None = None,
     ) -> None:
         super().__init__()
+        # What no fit has been told of is not compared with a column that is called label by chance.
+        self._setDefault(labelCol=None)
         self._source = source_of(model, customObjects, to_train=False)
         self._history = {name: list(values) for name, values in (history or {}).items()}
         self._training_statistics = dict(training_statistics or {})
         self._plan = [dict(rank) for rank in plan]
         self._summary = summary
+        self._seconds = None if summary is None else summary.seconds
         self._built: keras.Model | None = None
         self._packed: PackedModel | None = None
 
@@ -161,7 +165,7 @@ class KerasModel(Model, ModelParams, SavedStage):
         """Returns words about the fit: its epochs, and what it has come to."""
         epochs = max(map(len, self._history.values()), default=0)
         last = {name: values[-1] for name, values in self._history.items() if values and isinstance(values[-1], float)}
-        seconds = [] if self._summary is None else [f"{self._summary.seconds:.1f} s"]
+        seconds = [] if self._seconds is None else [f"{self._seconds:.1f} s"]
         return [f"{epochs} epochs", *seconds, *(f"{name}={value:.4g}" for name, value in last.items())]
 
     @property
@@ -198,6 +202,21 @@ class KerasModel(Model, ModelParams, SavedStage):
         return self._packed
 
     @brief_errors
+    def transform(self, dataset: DataFrame, params: dict[Param[Any], Any] | None = None) -> DataFrame:
+        """Returns the DataFrame with the model's predictions beside its columns. Lazy, as all of Spark.
+
+        Args:
+            dataset: A DataFrame with the columns that the model takes.
+            params: Params of this model, or of the estimator that fitted it, which hold for this call.
+
+        Raises:
+            SchemaError: A column is missing or unusable, or an output column is there already.
+            ConfigurationError: A param is one of another stage.
+        """
+        require_own(self, params, "Take it from the model, or from the estimator that has fitted it.")
+        return super().transform(dataset, params)
+
+    @brief_errors
     def _transform(self, dataset: DataFrame) -> DataFrame:
         require_frame(dataset, "transform")
         return add_predictions(
@@ -207,6 +226,7 @@ class KerasModel(Model, ModelParams, SavedStage):
             choice=input_choice(self),
             prediction=self.getOrDefault(self.predictionCol),
             probability=self.getOrDefault(self.probabilityCol),
+            raw_prediction=self.getOrDefault(self.rawPredictionCol),
             batch_size=optional(self, self.inferenceBatchSize),
             preprocessing=optional(self, self.preprocessing),
         )
@@ -345,7 +365,12 @@ class KerasModel(Model, ModelParams, SavedStage):
 
     def _parts(self) -> SavedParts:
         code = {param.name: value for param, value in self._paramMap.items() if param.name in FUNCTIONS}
-        about = {"history": self.history, "trainingStatistics": self.training_statistics, "plan": self.plan}
+        about = {
+            "history": self.history,
+            "trainingStatistics": self.training_statistics,
+            "plan": self.plan,
+            "seconds": self._seconds,
+        }
         return SavedParts(source=self._source, code=code, about=about)
 
     @classmethod
@@ -353,5 +378,21 @@ class KerasModel(Model, ModelParams, SavedStage):
         about = parts.about
         statistics, plan = about["trainingStatistics"], about["plan"]
         model = cls(parts.source, history=about["history"], training_statistics=statistics, plan=plan)
+        model._seconds = about.get("seconds")
         set_params(model, **{name: parts.code[name] for name in FUNCTIONS if name in parts.code})
         return model
+
+
+def model_to_train(model: Any, custom_objects: Mapping[str, Any] | None = None) -> KerasModel:
+    """Returns a user's model as the stage that an estimator keeps: Spark saves a grid over models as stages alone.
+
+    Args:
+        model: As `KerasEstimator` takes it.
+        custom_objects: Custom layers, losses and metrics by name, besides those that the model holds.
+
+    Raises:
+        ConfigurationError: It is no model, is not compiled, or cannot be rebuilt.
+    """
+    source = source_of(model, custom_objects)
+    # What an earlier fit has come to is no part of what is to be trained.
+    return model if isinstance(model, KerasModel) and not model.history else KerasModel(source)

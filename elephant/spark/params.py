@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import keras
 from pyspark.ml.param import Param, Params
+from pyspark.ml.param.shared import (
+    HasBatchSize,
+    HasFeaturesCol,
+    HasLabelCol,
+    HasLearningRate,
+    HasPredictionCol,
+    HasProbabilityCol,
+    HasRawPredictionCol,
+    HasSeed,
+    HasValidationIndicatorCol,
+    HasWeightCol,
+)
 
 from elephant.backends import BACKENDS, current
-from elephant.cluster.spark_private import unowned_parent
+from elephant.cluster.spark_private import set_params, unowned_parent
 from elephant.compression import check_compression
 from elephant.config import FitConfig
 from elephant.driver.driver_callbacks import check_asynchronous_callbacks
@@ -36,9 +49,12 @@ from elephant.parameter_server.protocol import check_encoding
 from elephant.rank.callback_rules import check_callbacks
 from elephant.rank.job import BatchFunctions, limited
 from elephant.spark.columns.column_selection import ColumnSelection
-from elephant.spark.saving.model_files import source_of
 
 _P = TypeVar("_P", bound=Params)
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+# Params of which None is a value, beside another one that they have when nobody sets them.
+_NONE_SAYS = {option.param for option in OPTIONS if option.takes_none and option.default is not None}
 # Of a value, where a stage is shown.
 _LONGEST_TEXT = 60
 
@@ -61,7 +77,7 @@ def _declare(cls: type[Params], name: str, doc: str, converter: Callable[[Any], 
         return self.getOrDefault(name)
 
     def set_value(self: Any, value: Any) -> Any:
-        return self._set(**{name: value})
+        return set_given(self, {name: value})
 
     get.__doc__ = f"Returns {name}: {doc}."
     set_value.__doc__ = f"Sets {name}: {doc}. Returns the instance."
@@ -69,6 +85,47 @@ def _declare(cls: type[Params], name: str, doc: str, converter: Callable[[Any], 
     setattr(cls, name, Param(unowned_parent(), name, doc, typeConverter=converter))
     setattr(cls, f"get{title}", get)
     setattr(cls, f"set{title}", set_value)
+
+
+def set_given(stage: _P, given: Mapping[str, Any]) -> _P:
+    """Sets params by name, and returns the stage; None takes a value away, unless it says something itself."""
+    for name, value in given.items():
+        if value is None and name not in _NONE_SAYS:
+            stage.clear(stage.getParam(name))
+        else:
+            set_params(stage, **{name: value})
+    return stage
+
+
+def noting_keywords(method: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Decorates a method that sets params: ``vars(self)["_input_kwargs"]`` gets the keywords that its caller has named.
+
+    `pyspark.keyword_only` does the same, and allows no argument by place.
+    """
+
+    @functools.wraps(method)
+    def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        vars(args[0])["_input_kwargs"] = kwargs
+        return method(*args, **kwargs)
+
+    return call
+
+
+def require_own(stage: Params, params: object, advice: str) -> None:
+    """Raises ConfigurationError for params of another stage, of which Spark takes no notice.
+
+    Args:
+        params: A map of params, or several.
+        advice: What to do instead.
+    """
+    maps = params if isinstance(params, list | tuple) else [params]
+    for param in (param for one in maps if isinstance(one, Mapping) for param in one):
+        # A map for an estimator serves its model too, which has fewer params.
+        if isinstance(param, Param) and param.parent != stage.uid:
+            raise ConfigurationError(
+                f"params: expected params of {stage.uid}. Received: {param.name} of {param.parent}, which would "
+                f"change nothing. {advice}"
+            )
 
 
 def optional(instance: Params, param: Param[Any] | str) -> Any:
@@ -97,6 +154,8 @@ def _converter(option: Option) -> Callable[[Any], Any]:
     check = _CHECKS.get(option.name)
 
     def convert(given: Any) -> Any:
+        if given is None and option.takes_none:
+            return None
         try:
             value = option.kind.value_of(given)
         except (ElephantError, TypeError):
@@ -110,8 +169,9 @@ def _converter(option: Option) -> Callable[[Any], Any]:
     return convert
 
 
+# Spark's own code finds params by these classes. Those of elephant keep their names, and take more values than Spark's.
 @with_params(INPUT, LABEL)
-class ModelParams(Params):
+class ModelParams(HasFeaturesCol, HasLabelCol, HasPredictionCol, HasProbabilityCol, HasRawPredictionCol, HasWeightCol):
     """Params that both the estimator and its model have: columns, and what is done with rows before the model."""
 
     if TYPE_CHECKING:
@@ -126,22 +186,13 @@ class ModelParams(Params):
 
     def __init__(self) -> None:
         super().__init__()
-        # A label that is not set is none: the estimator's constructor sets it.
-        own = [option for option in OPTIONS if option.name != "label_col" and self.hasParam(option.param)]
+        own = [option for option in OPTIONS if self.hasParam(option.param)]
         self._setDefault(**{option.param: option.default for option in own if option.default is not None})
 
 
 @with_params(ROWS, FIT, SERVERS)
-class TrainingParams(ModelParams):
+class TrainingParams(ModelParams, HasValidationIndicatorCol, HasSeed, HasBatchSize, HasLearningRate):
     """Params of the estimator."""
-
-
-_declare(
-    TrainingParams,
-    "model",
-    "a compiled keras.Model, a function without arguments that returns one, the path of one, or a fitted model",
-    source_of,
-)
 
 
 def values_of(stage: Params, *scopes: Scope) -> SimpleNamespace:
@@ -200,7 +251,7 @@ def fit_config(stage: Params) -> FitConfig:
     backup = backup_of(given.callbacks)
     if backup is not None:
         config = _backed_up(config, backup)
-    facts = stage.getOrDefault("model").facts
+    facts = stage.getOrDefault("model").source.facts
     own = (one for one in given.callbacks if one is not backup)
     callbacks = [*own, *(one for one in given.driver_callbacks if not isinstance(one, FitListener))]
     check_fit(config, facts, callbacks, replacing="learningRate", scaling="scaleLearningRate")

@@ -9,7 +9,8 @@ zipped or joined with predictions.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -24,7 +25,7 @@ from elephant.cluster.session import release, require_running
 from elephant.cluster.warm_workers import warm_workers
 from elephant.data.ragged import Values
 from elephant.data.schema import DataSchema, pack
-from elephant.errors import ConfigurationError, DataError, SchemaError
+from elephant.errors import ConfigurationError, DataError, SchemaError, warn_user
 from elephant.modeling.model_info import ModelInfo
 from elephant.modeling.model_spec import ModelSpec, Servable
 from elephant.spark.columns.column_selection import ColumnSelection, target_inputs
@@ -33,7 +34,6 @@ from elephant.spark.columns.spark_types import spark_type
 from elephant.task.model_batches import PackedFunction, pickled
 from elephant.task.model_cache import PackedModel
 from elephant.task.predict_task import (
-    PROBABILITY,
     OutputColumn,
     Prediction,
     joined,
@@ -74,6 +74,7 @@ def add_predictions(
     choice: ColumnSelection,
     prediction: str,
     probability: str,
+    raw_prediction: str,
     batch_size: int | None,
     preprocessing: Callable[..., Any] | None = None,
 ) -> DataFrame:
@@ -87,7 +88,9 @@ def add_predictions(
         SchemaError: A features column is missing or unusable, or an output column is there already.
     """
     require_running(frame.sparkSession)
-    added = transformed_columns(facts.outputs, prediction=prediction, probability=probability)
+    added = transformed_columns(
+        facts.outputs, prediction=prediction, probability=probability, raw_prediction=raw_prediction
+    )
     _refuse_taken_names(frame, [column.name for column in added])
     schema, function = _prepared(frame.schema, facts, choice, preprocessing)
     task = Prediction(
@@ -97,6 +100,9 @@ def add_predictions(
         batch_size=checked_batch_size(batch_size),
         function=function,
     )
+    if not added:
+        warn_user("transform: expected the name of a column to add. Received: none. Set predictionCol.")
+        return frame
     add = _with_udf if has_arrow_udfs(frame) else _with_map
     return add(frame, selected_columns(frame.schema, schema), task, added)
 
@@ -142,11 +148,17 @@ def _with_lists(outputs: Any) -> Any:
     return [_with_lists(part) for part in outputs] if isinstance(outputs, tuple) else outputs
 
 
-def _values(added: Sequence[OutputColumn], results: Sequence[Column]) -> list[Column]:
+def _computed(added: Sequence[OutputColumn]) -> dict[OutputColumn, OutputColumn]:
+    """Returns the column to compute for each one to add: of those that hold the same, there is one."""
+    contents = list(dict.fromkeys(replace(column, name="") for column in added))
+    return {column: replace(column, name=f"r{contents.index(replace(column, name=''))}") for column in added}
+
+
+def _values(results: Mapping[OutputColumn, Column]) -> list[Column]:
     """Returns the columns to add, under their names."""
     return [
-        (array_to_vector(result) if column.holds == PROBABILITY else result).alias(column.name)
-        for column, result in zip(added, results, strict=True)
+        (array_to_vector(result) if column.is_vector else result).alias(column.name)
+        for column, result in results.items()
     ]
 
 
@@ -233,17 +245,18 @@ def struct_of(columns: Sequence[OutputColumn]) -> StructType:
 
 def _with_udf(frame: DataFrame, inputs: Sequence[Column], task: Prediction, added: Sequence[OutputColumn]) -> DataFrame:
     """Returns the frame with the columns added; its own ones stay what they were to whoever holds them."""
-    result = arrow_udf(task, [_numbered(column, place) for place, column in enumerate(added)])
+    computed = _computed(added)
+    columns = list(dict.fromkeys(computed.values()))
+    result = arrow_udf(task, columns)
     # True of all rows, and nothing that Spark could leave out. Straight above a Parquet scan, Spark 4.3 hands columns
     # to the UDF, and copies all of them, inputs included, row by row into new ones; behind a filter it hands rows,
     # and its JVM takes a sixth less time.
     rows = frame.filter(F.spark_partition_id() >= 0)
     predicted = rows.select("*", result(*inputs).alias(_RESULT))
-    results = [F.col(_RESULT)]
-    if len(added) > 1:
-        results = [F.col(_RESULT).getField(f"r{place}") for place in range(len(added))]
+    whole = F.col(_RESULT)
+    results = {column: whole.getField(made.name) if len(columns) > 1 else whole for column, made in computed.items()}
     # All others by a star: their names may repeat, or hold dots.
-    return predicted.select("*", *_values(added, results)).drop(_RESULT)
+    return predicted.select("*", *_values(results)).drop(_RESULT)
 
 
 def _with_map(frame: DataFrame, inputs: Sequence[Column], task: Prediction, added: Sequence[OutputColumn]) -> DataFrame:
@@ -251,16 +264,13 @@ def _with_map(frame: DataFrame, inputs: Sequence[Column], task: Prediction, adde
     kept = [StructField(f"c{i}", f.dataType, f.nullable, f.metadata) for i, f in enumerate(frame.schema.fields)]
     names = [*(field.name for field in kept), *(f"i{place}" for place in range(len(inputs)))]
     wide = frame.select("*", *inputs).toDF(*names)
-    numbered = tuple(_numbered(column, place) for place, column in enumerate(added))
-    schema = StructType([*kept, *struct_of(numbered).fields])
-    predicted = wide.mapInArrow(functools.partial(predict_batches, task, numbered), schema)
-    values = _values(added, [F.col(column.name) for column in numbered])
+    computed = _computed(added)
+    columns = tuple(dict.fromkeys(computed.values()))
+    schema = StructType([*kept, *struct_of(columns).fields])
+    predicted = wide.mapInArrow(functools.partial(predict_batches, task, columns), schema)
+    values = _values({column: F.col(made.name) for column, made in computed.items()})
     selected = predicted.select(*(F.col(field.name) for field in kept), *values)
     return selected.toDF(*frame.columns, *(column.name for column in added))
-
-
-def _numbered(column: OutputColumn, place: int) -> OutputColumn:
-    return OutputColumn(f"r{place}", column.output, column.holds, column.binary, column.from_logits)
 
 
 def _refuse_taken_names(frame: DataFrame, names: Sequence[str]) -> None:
@@ -270,6 +280,7 @@ def _refuse_taken_names(frame: DataFrame, names: Sequence[str]) -> None:
         if name.lower() in taken:
             raise SchemaError(
                 f"transform: expected a DataFrame without a column {name!r}, which it would add. "
-                f"Received: columns {', '.join(frame.columns)}. Drop it, or set predictionCol or probabilityCol."
+                f"Received: columns {', '.join(frame.columns)}. Drop it, or set predictionCol, probabilityCol or "
+                "rawPredictionCol."
             )
         taken.append(name.lower())

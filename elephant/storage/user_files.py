@@ -16,7 +16,7 @@ from pathlib import Path
 
 from elephant.errors import text_of
 
-# Of a fit: so many of rank 0, and as many of all others together.
+# Limits of a fit: so many for rank 0, and as many for all others together.
 MOST_BYTES = 64 * 2**20
 _MOST_FILES = 1000
 _SHOWN = 10

@@ -1,6 +1,6 @@
 """Links of Spark tasks in a run whose driver they cannot reach: rank 0 takes the driver's place.
 
-Rank 0 starts the host's process beside its own, and says in the ranks' one exchange
+Rank 0 starts the coordinator's process beside its own, and says in the ranks' one exchange
 where it listens. A rank that fails does not fail its task, with which all that was told would be
 lost: what was heard, and what went wrong, are rows of the job as its results are.
 """
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # In the place of a rank, of rows that hold events and no rank's result.
 EVENTS = -1
 _MAX_EARLY_LINES = 200
-# For the host to end after a rank has failed, which it hears of, or of a loss that it waits to be explained.
+# For the coordinator to end after a rank has failed, or of a loss that it waits to be explained.
 _AFTER_FAILURE_S = 20.0
 _HOLDS = "what is in memory there: the cache, batchSize, and the model, which the coordinator may keep as well"
 
@@ -72,8 +72,8 @@ class RankZeroLink(TaskLink):
         own = [self._with_coordinator(report) if report.rank == 0 else report for report in reports]
         met = exchanged(lambda text: list(self._context.allGather(text)), own)
         first = met[0]
-        if first.hosted:
-            channel, *servers = [(first.host, port) for port in first.hosted]
+        if first.coordinator_ports:
+            channel, *servers = [(first.host, port) for port in first.coordinator_ports]
             self.run, self._has_met = replace(self.run, driver=channel), True
             if servers:
                 layout = self._coordinator.layout
@@ -86,7 +86,7 @@ class RankZeroLink(TaskLink):
 
     def _with_coordinator(self, report: RankReport) -> RankReport:
         if self._handle is not None:
-            return replace(report, hosted=self._handle.ports)
+            return replace(report, coordinator_ports=self._handle.ports)
         return report if report.failure is not None else replace(report, failure=self._handle_failure)
 
     def output(self, rank: int) -> Lines | None:
@@ -110,10 +110,10 @@ class RankZeroLink(TaskLink):
         return iter(()) if self._handle is None else result_rows(EVENTS, self._record(self._handle))
 
     def check(self) -> None:
-        """Nothing: before the ranks have met, nobody knows of their coordinator."""
+        """Does nothing: before the ranks have met, nobody knows of their coordinator."""
 
     def hang_up(self) -> None:
-        """Nothing: the driver hears of this task from Spark alone."""
+        """Does nothing: the driver hears of this task from Spark alone."""
 
     def close(self) -> None:
         if self._handle is not None:
@@ -139,7 +139,7 @@ def _as_of_coordinator(failure: RankFailure) -> RankFailure:
 
 
 class CoordinatorHandle:
-    """The host's process and the sockets that it listens on.
+    """The coordinator's process and the sockets that it listens on.
 
     Raises:
         ClusterError: A port is taken.
@@ -165,7 +165,7 @@ class CoordinatorHandle:
 
     def _start(self) -> RankProcess:
         spec, descriptors = self._spec, [sock.fileno() for sock in self._sockets]
-        # Of what it is for one thread is enough, and none of the GPUs, which the ranks have.
+        # The coordinator needs one thread and no GPU: ranks have the GPUs.
         environment = process_environment(threads=1, devices=[], backend=spec.backend, more=spec.environment)
         process = RankProcess(
             self._host.program,
@@ -200,7 +200,7 @@ class CoordinatorHandle:
         self._watch = ProcessWatch(self._process, silence_s=self._spec.timeouts.heartbeat_s)
 
     def record(self, within_s: float | None = None) -> bytes:
-        """Waits until the run has ended as the host sees it; returns what it has written down.
+        """Waits until the run has ended as the coordinator sees it; returns what it has written down.
 
         Args:
             within_s: How long to wait at most, after which there is nothing; None waits.

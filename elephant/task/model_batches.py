@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # Looked at before the model is there.
 _FIRST_ROWS = 32
-# Of a batch for a function of the user's, which may get more of a row than it makes of it, and does not say what.
+# Rows of a batch for a user's function, whose rows may be larger than what it makes of them.
 ROWS_OF_FUNCTION = 1024
 
 RowShapes = dict[str, tuple[int, ...]]

@@ -38,7 +38,7 @@ from elephant.task.process_watch import ProcessWatch
 if TYPE_CHECKING:
     from elephant.rank.predictor import Predictor
 
-# Of its work folder: it is there as long as the Python worker.
+# Name of the work folder, which is there as long as the Python worker.
 _PREFIX = "model-"
 _END_S = 5.0
 _POLL_S = 0.02

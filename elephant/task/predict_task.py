@@ -33,12 +33,13 @@ VECTOR_TYPE = pa.schema(
     [("type", pa.int8()), ("size", pa.int32()), ("indices", pa.list_(pa.int32())), ("values", pa.list_(pa.float64()))]
 )
 
-# Of outputs that travel to the driver in one cell.
+# Bytes of the outputs that travel to the driver in one cell.
 _PIECE_BYTES = 64 * 2**20
 
 # What a column holds of its output.
 CLASS = "class"  # the most probable class, or whether the probability is above one half
 PROBABILITY = "probability"  # one probability per class
+SCORES = "scores"  # one score per class, of which the probabilities are made: logits
 NUMBER = "number"  # the output's one value
 VALUES = "values"  # all of the output's values, laid flat
 
@@ -152,11 +153,16 @@ class OutputColumn:
     from_logits: bool = False
 
     @property
+    def is_vector(self) -> bool:
+        """True if the column becomes one of ml vectors, an element per class."""
+        return self.holds in (PROBABILITY, SCORES)
+
+    @property
     def arrow_type(self) -> pa.DataType:
         """The column's type in Arrow."""
         if self.holds in (CLASS, NUMBER):
             return pa.float64()
-        return pa.list_(pa.float64() if self.holds == PROBABILITY else pa.float32())
+        return pa.list_(pa.float64() if self.is_vector else pa.float32())
 
     def array(self, values: Values) -> pa.Array:
         """Returns the column for a batch's output, float (rows, ...)."""
@@ -170,6 +176,8 @@ class OutputColumn:
         if self.holds == CLASS:
             chosen = self._is_positive(flat) if self.binary else flat.argmax(axis=1)
             return pa.array(chosen.astype(np.float64))
+        if self.holds == SCORES:
+            return _lists(np.hstack([-flat, flat]) if self.binary else flat, self.arrow_type)
         return _lists(self._probabilities(flat), self.arrow_type)
 
     def _is_positive(self, flat: np.ndarray) -> np.ndarray:
@@ -185,23 +193,28 @@ class OutputColumn:
         return _softmax(flat) if self.from_logits else flat
 
 
-def transformed_columns(outputs: Sequence[OutputInfo], *, prediction: str, probability: str) -> list[OutputColumn]:
-    """Returns the columns that ``transform`` adds: probabilities before predictions, output by output.
+def transformed_columns(
+    outputs: Sequence[OutputInfo], *, prediction: str, probability: str, raw_prediction: str
+) -> list[OutputColumn]:
+    """Returns the columns that ``transform`` adds: scores, probabilities, then predictions, output by output.
 
     Args:
         prediction: Name of the column of predictions; with several outputs each has its own, of this name, an
-            underscore and its own name.
+            underscore and its own name. An empty name leaves the column out, as Spark's own models do.
         probability: The same for the probabilities of classifiers.
+        raw_prediction: The same for the scores that classifiers give the classes.
     """
-    columns = []
+    columns: list[OutputColumn] = []
     for place, facts in enumerate(outputs):
         suffix = f"_{facts.name}" if len(outputs) > 1 else ""
         binary = facts.kind == "binary"
         if binary or facts.kind == "classes":
-            columns.append(OutputColumn(probability + suffix, place, PROBABILITY, binary, facts.from_logits))
-            columns.append(OutputColumn(prediction + suffix, place, CLASS, binary, facts.from_logits))
+            scores = SCORES if facts.from_logits else PROBABILITY
+            named = [(raw_prediction, scores), (probability, PROBABILITY), (prediction, CLASS)]
         else:
-            columns.append(OutputColumn(prediction + suffix, place, NUMBER if facts.kind == "value" else VALUES))
+            named = [(prediction, NUMBER if facts.kind == "value" else VALUES)]
+        made = (OutputColumn(name + suffix, place, holds, binary, facts.from_logits) for name, holds in named if name)
+        columns.extend(made)
     return columns
 
 
@@ -445,7 +458,7 @@ def _as_arrow(series: Any) -> pa.Array:
         names = list(series.columns)
         parts = [pa.Array.from_pandas(series[name]) for name in names]
         if names == VECTOR_TYPE.names:
-            # Of dense vectors alone pandas does not tell which type indices would have.
+            # pandas does not tell the type of indices where all vectors are dense.
             parts = [part.cast(field.type) for part, field in zip(parts, VECTOR_TYPE, strict=True)]
         return pa.StructArray.from_arrays(parts, names)
     return pa.Array.from_pandas(series)

@@ -35,7 +35,8 @@ class RankReport:
         num_marked: Rows that the indicator column marks for validation.
         row_shapes: Natural shape of a row of each array column, by role.
         versions: Of Python and of the libraries that must be the same everywhere.
-        hosted: Ports of what it hosts for all: the channel's, then those of parameter servers. Of rank 0 at most.
+        coordinator_ports: Ports beside it, for all ranks: the channel's, then those of parameter servers. Only rank 0
+            has any.
         executor: Spark's id of its executor, or nothing.
         assigned: The device that Spark gave it, or None.
         shareable: Those of its host, where Spark gave it none.
@@ -51,7 +52,7 @@ class RankReport:
     num_marked: int = 0
     row_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
-    hosted: list[int] = field(default_factory=list)
+    coordinator_ports: list[int] = field(default_factory=list)
     executor: str = ""
     assigned: Device | None = None
     shareable: tuple[Device, ...] = ()

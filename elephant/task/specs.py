@@ -18,7 +18,7 @@ from elephant.net.addresses import Address
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# In the work folder of a host's process that has failed: what it had heard until then.
+# In the work folder of a coordinator's process that has failed: what it had heard until then.
 HEARD_FILE = "heard"
 _HEADER_END = b"\n"
 
@@ -111,7 +111,7 @@ class AsyncFitSpec:
         callbacks: The user's Keras callbacks, which run here.
         rows: What one row of the model's input is.
         state: What the fit goes on from; None begins it.
-        keeps: Whether the host writes down states from which the fit could go on.
+        keeps: Whether the coordinator writes down states from which the fit could go on.
     """
 
     callbacks: Sequence[Any]
@@ -122,7 +122,7 @@ class AsyncFitSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class CoordinatorInfo:
-    """The host's place in a run.
+    """The coordinator's place in a run.
 
     Args:
         run_id: The run.

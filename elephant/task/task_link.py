@@ -58,7 +58,7 @@ class TaskLink(ABC):
 
     @abstractmethod
     def hang_up(self) -> None:
-        """Leaves it to the ranks' processes to tell the coordinator that they live."""
+        """Does nothing: the ranks' processes tell the coordinator that they live."""
 
     @abstractmethod
     def check(self) -> None:

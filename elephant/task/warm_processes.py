@@ -97,7 +97,7 @@ class ForkedProcess:
         self._fresh: subprocess.Popen[bytes] | None = None
         self._is_expected = is_ready(lock)
         self._deadline = time.monotonic() + (_FORK_S if self._is_expected else _START_S)
-        # Of the process (pidfd), once it is forked.
+        # The process' pidfd, once it is forked.
         self._descriptor = -1
         self._is_heard = True
         self._code: int | None = None

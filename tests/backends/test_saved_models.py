@@ -81,7 +81,7 @@ def main(folder, saved_on):
 
 def path_of_estimator(path):
     estimator = KerasEstimator(model=str(path))
-    return estimator.getOrDefault(estimator.model).build()
+    return estimator.getModel().model
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), sys.argv[2])

@@ -100,20 +100,20 @@ def test_driver_addresses_when_the_session_is_remote_then_are_the_clients_own():
 
 
 def test_client_addresses_when_the_server_is_not_known_then_says_what_to_set():
-    with pytest.raises(ClusterError, match="tells the host of its server.* Set spark.elephant.hosting to executors"):
+    with pytest.raises(ClusterError, match="tells the host of its server.* spark.elephant.coordinator to executors"):
         client_addresses(RemoteSession(host=""))
     with pytest.raises(NetworkError, match="Cannot reach"):
         client_addresses(RemoteSession(host="no-such-host.invalid"))
 
 
 def test_executors_host_when_it_is_set_then_nothing_is_tried():
-    assert coordinates_on_executors(RemoteSession(spark_elephant_hosting="executors"))
-    assert not coordinates_on_executors(RemoteSession(spark_elephant_hosting="driver"))
+    assert coordinates_on_executors(RemoteSession(spark_elephant_coordinator="executors"))
+    assert not coordinates_on_executors(RemoteSession(spark_elephant_coordinator="driver"))
     # The driver of a classic session is reached by its executors in any case.
     assert not coordinates_on_executors(ClassicSession(open_context()))
-    assert coordinates_on_executors(ClassicSession(open_context(), spark_elephant_hosting="executors"))
+    assert coordinates_on_executors(ClassicSession(open_context(), spark_elephant_coordinator="executors"))
     with pytest.raises(ConfigurationError, match="expected auto, driver or executors. Received: 'rank0'"):
-        coordinates_on_executors(RemoteSession(spark_elephant_hosting="rank0"))
+        coordinates_on_executors(RemoteSession(spark_elephant_coordinator="rank0"))
 
 
 def test_executors_host_when_a_client_has_no_way_to_its_server_then_rank_0_hosts():

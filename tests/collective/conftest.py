@@ -56,7 +56,7 @@ def run_world(monkeypatch):
                     30.0,
                     operation_timeout_s=operation_timeout_s,
                     transport=transport,
-                    sizes=sizes,
+                    thresholds=sizes,
                 ) as collective:
                     outcomes[rank] = function(collective)
             except Exception as error:

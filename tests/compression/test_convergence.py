@@ -135,17 +135,17 @@ def trained(run_ranks, known):
 class ForgetfulTopK(TopK):
     """The control: what is not sent is lost."""
 
-    def _reduce(self, flat, collective):
+    def _reduce(self, flat, exchange):
         self._memory.fill(0)
-        super()._reduce(flat, collective)
+        super()._reduce(flat, exchange)
 
 
 class ForgetfulPowerSGD(PowerSGD):
     """The control: what the factors do not hold is lost."""
 
-    def _reduce(self, flat, collective):
+    def _reduce(self, flat, exchange):
         self._memory.fill(0)
-        super()._reduce(flat, collective)
+        super()._reduce(flat, exchange)
 
 
 # By codec and optimizer, how much accuracy it may cost.

@@ -1,4 +1,4 @@
-"""Who hosts a run, by what a session is and is told; see tests/spark/test_hosting.py and tests/spark_connect."""
+"""Who coordinates a run, by what a session is and is told; see tests/spark/test_hosting.py and tests/spark_connect."""
 
 import pytest
 
@@ -15,7 +15,7 @@ class Conf(dict):
 
 class Session:
     def __init__(self, wanted):
-        self.conf = Conf({} if wanted is None else {"spark.elephant.hosting": wanted})
+        self.conf = Conf({} if wanted is None else {"spark.elephant.coordinator": wanted})
 
 
 @pytest.mark.parametrize(
@@ -46,10 +46,19 @@ def test_host_when_a_session_is_told_or_asked_then_follows(wanted, remote, reach
     assert coordinator_location.coordinates_on_executors(session) is hosts
     # What came of it holds for the session; when nobody was free to try it, the next fit asks again.
     assert len(tried) == {None: 0, "busy": 2}.get(reached, 1)
-    assert coordinator_location.may_host(session) is may
+    assert coordinator_location.may_coordinate_on_executors(session) is may
 
 
 def test_host_when_the_setting_has_another_value_then_is_refused():
-    for asked in (coordinator_location.coordinates_on_executors, coordinator_location.may_host):
-        with pytest.raises(ConfigurationError, match="spark.elephant.hosting: expected auto, driver or executors"):
+    for asked in (coordinator_location.coordinates_on_executors, coordinator_location.may_coordinate_on_executors):
+        with pytest.raises(ConfigurationError, match="spark.elephant.coordinator: expected auto, driver or executors"):
             asked(Session("clients"))
+
+
+def test_coordinator_when_the_setting_has_its_former_name_then_the_error_says_the_new_one():
+    session = Session(None)
+    session.conf["spark.elephant.hosting"] = "executors"  # its FORMER name
+    with pytest.raises(
+        ConfigurationError, match=r"expected its new name, spark\.elephant\.coordinator\. Received: 'exec"
+    ):
+        coordinator_location.coordinates_on_executors(session)

@@ -671,7 +671,7 @@ FAULTS = (
     Fault(
         name="threads-left-by-server",
         file="elephant/net/server.py",
-        old="        for stream in serving.values():\n            stream.abort()\n",
+        old="        for stream in streams.values():\n            stream.abort()\n",
         new="",
         breaks="The threads of open connections outlive their server.",
         tests=(f"{_NET}/test_server.py",),
@@ -801,7 +801,7 @@ FAULTS = (
     Fault(
         name="staleness-of-the-last-push",
         file="elephant/parameter_server/request_handler.py",
-        old="            engine.staleness.pulled(session.partition, engine.updates)\n",
+        old="            server.staleness.pulled(session.partition, server.updates)\n",
         new="",
         breaks="dynsgd divides by the pushes since a worker came, and not since it pulled.",
         tests=(f"{_SERVERS}/test_client.py",),
@@ -931,7 +931,7 @@ FAULTS = (
     Fault(
         name="request-unchecked",
         file="elephant/collective/process_group.py",
-        old="        if not self._route.agrees:\n            self._exchange.agree(operation)",
+        old="        if not self._algorithm.agrees:\n            self._allgather.agree(operation)",
         new="        return",
         breaks="Ranks that ask for different things mix their data instead of failing.",
         tests=("tests/collective/test_process_group.py",),

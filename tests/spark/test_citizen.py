@@ -93,7 +93,10 @@ def test_pipeline_when_fitted_saved_and_loaded_then_predicts_bit_for_bit(spark, 
     fitted = pipeline.fit(frame)
     predictions = fitted.transform(frame)
     assert MulticlassClassificationEvaluator(metricName="accuracy").evaluate(predictions) > 0.9
-    assert BinaryClassificationEvaluator(rawPredictionCol="probability").evaluate(predictions) > 0.95
+    assert BinaryClassificationEvaluator().evaluate(predictions) > 0.95
+    estimator, model = pipeline.getStages()[-1], fitted.stages[-1]
+    assert model.uid == estimator.uid and model.getPredictionCol() == "prediction"
+    assert [param.name for param in model.params if model.isSet(param)] == []
     fitted.write().overwrite().save(str(tmp_path / "pipeline"))
     loaded = PipelineModel.load(str(tmp_path / "pipeline"))
     before = {(row.a, row.b): row.probability.toArray().tobytes() for row in predictions.collect()}
@@ -195,7 +198,7 @@ def test_model_when_its_classes_are_not_registered_then_trains_and_loads_without
 
 def test_estimator_when_saved_under_another_backend_then_says_so_when_it_is_loaded(spark, tmp_path):
     estimator, path = estimator_of(classifier(Registered())), str(tmp_path / "estimator")
-    source = estimator.getOrDefault(estimator.model)
+    source = estimator.getModel().source
     estimator._set(model=replace(source, settings=replace(source.settings, backend="jax")))
     estimator.save(path)
     with pytest.warns(UserWarning, match=r"expected the Keras backend 'jax', .* Received: 'tensorflow'") as told:
@@ -218,7 +221,7 @@ def test_estimator_when_saved_then_loads_with_params_model_and_callbacks(spark, 
     assert (loaded.getEpochs(), loaded.getBatchSize(), loaded.getLearningRate()) == (3, 16, 0.5)
     assert loaded.getCallbacks()[0].patience == 7
     for value, wanted in zip(
-        loaded.getModel().build().get_weights(), estimator.getModel().build().get_weights(), strict=True
+        loaded.getModel().model.get_weights(), estimator.getModel().model.get_weights(), strict=True
     ):
         np.testing.assert_array_equal(value, wanted)
 

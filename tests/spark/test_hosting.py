@@ -1,4 +1,4 @@
-"""Rank 0 hosts what the driver hosts otherwise: a classic session that is told so; see also tests/spark_connect."""
+"""The coordinator is beside rank 0: a classic session that is told so; see also tests/spark_connect."""
 
 import keras
 import numpy as np
@@ -16,9 +16,9 @@ SCHEMA = "features array<double>, label double"
 
 @pytest.fixture
 def hosted(spark):
-    spark.conf.set("spark.elephant.hosting", "executors")
+    spark.conf.set("spark.elephant.coordinator", "executors")
     yield spark
-    spark.conf.unset("spark.elephant.hosting")
+    spark.conf.unset("spark.elephant.coordinator")
 
 
 def callback_that_raises():
@@ -63,7 +63,7 @@ def test_fit_when_rank_0_hosts_then_equals_one_process(hosted, capsys, mode, wor
     if mode == "synchronous":
         # The driver's own object, when all has ended.
         assert seen == fitted.history["loss"]
-    expected, _ = fit_one_process(estimator.getModel().build(), [classifier_data(40)] * 2, epochs=2)
+    expected, _ = fit_one_process(estimator.getModel().model, [classifier_data(40)] * 2, epochs=2)
     for value, wanted in zip(fitted.model.get_weights(), expected, strict=True):
         np.testing.assert_allclose(value, wanted, atol=1e-5)
     shown = capsys.readouterr().out
@@ -76,7 +76,7 @@ def test_fit_when_rank_0_hosts_and_a_callback_raises_then_the_error_is_whole(hos
     with pytest.raises(WorkerFailure, match="of the user's own") as failed:
         estimator_of(mode, workers, callbacks=[callback_that_raises()]).fit(frame_of(hosted))
     assert failed.value.host and "on_epoch_end" in failed.value.traceback
-    # The plan was heard before, and what the callback has said itself: in asynchronous mode both in the host's process.
+    # The plan was heard before, and what the callback has said itself: in asynchronous mode both in its process.
     shown = capsys.readouterr().out
     assert "training rows" in shown and "] said before it fails" in shown
 

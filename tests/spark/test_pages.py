@@ -36,7 +36,7 @@ _ELSEWHERE = {
     ("gpus.md", 0): ClusterError,
 }
 # Of the session, which other tests have as well.
-_SET = ["spark.elephant.hosting"]
+_SET = ["spark.elephant.coordinator"]
 # Registries of the process would keep what this page adds to them.
 _ALONE = ["development.md"]
 

@@ -97,7 +97,8 @@ def test_predict_udf_when_inputs_and_outputs_are_several_then_takes_them_in_orde
     np.testing.assert_allclose([row.box for row in rows], expected["box"], rtol=1e-5, atol=1e-6)
     fitted.setInputCols({"one": "left", "two": "right"}).setInferenceBatchSize(5)
     predicted = fitted.transform(frame).orderBy("id")
-    assert set(predicted.columns[3:]) == {"probability_kind", "prediction_kind", "prediction_price", "prediction_box"}
+    of_kind = {"rawPrediction_kind", "probability_kind", "prediction_kind"}
+    assert set(predicted.columns[3:]) == {*of_kind, "prediction_price", "prediction_box"}
     rows = predicted.collect()
     np.testing.assert_allclose([r.probability_kind.toArray() for r in rows], expected["kind"], rtol=1e-5, atol=1e-6)
     assert [row.prediction_kind for row in rows] == expected["kind"].argmax(axis=1).tolist()

@@ -42,7 +42,7 @@ def check_weights(fitted, expected):
 
 def fit(spark, hosting, *modes):
     """Fits in each of the modes."""
-    spark.conf.set("spark.elephant.hosting", hosting)
+    spark.conf.set("spark.elephant.coordinator", hosting)
     assert coordinates_on_executors(spark) is (hosting == "executors")
     for mode in modes:
         FITS[mode](spark, hosting)
@@ -100,7 +100,7 @@ class FailsInEpoch(keras.callbacks.Callback):
 
 def fail(spark, hosting):
     """Errors arrive whole, in whatever way they come."""
-    spark.conf.set("spark.elephant.hosting", hosting)
+    spark.conf.set("spark.elephant.coordinator", hosting)
     frame, model = frame_of(spark, data()), regression_model(keras.optimizers.SGD(0.05))
 
     def estimator(**options):
@@ -227,7 +227,7 @@ def refuse(spark):
         KerasEstimator(model=model).fit_stream(stream, checkpointLocation=tempfile.gettempdir())
     with pytest.raises(ClusterError, match="numWorkers=5.* expected 5 task slots at the same time. Received: 2"):
         KerasEstimator(model=model, numWorkers=5, verbose=0).fit(frame)
-    spark.conf.set("spark.elephant.hosting", "clients")
+    spark.conf.set("spark.elephant.coordinator", "clients")
     with pytest.raises(elephant.errors.ConfigurationError, match="expected auto, driver or executors"):
         KerasEstimator(model=model, numWorkers=2, verbose=0).fit(frame)
 
@@ -251,7 +251,7 @@ def track(spark, folder):
 
 def checkpoints(spark, folder):
     """A fit that rank 0 hosts leaves its last checkpoint when it fails, and goes on from there."""
-    spark.conf.set("spark.elephant.hosting", "executors")
+    spark.conf.set("spark.elephant.coordinator", "executors")
     frame, model = frame_of(spark, data()), regression_model(keras.optimizers.SGD(0.05, momentum=0.9))
     expected, _ = reference(model, 3)
     options = {"model": model, "numWorkers": 2, "epochs": 3, "batchSize": ROWS, "verbose": 0}
@@ -263,7 +263,7 @@ def checkpoints(spark, folder):
 
 def wait(spark, hosting, mark):
     """Runs until it is interrupted; makes a file when its ranks run."""
-    spark.conf.set("spark.elephant.hosting", hosting)
+    spark.conf.set("spark.elephant.coordinator", hosting)
     elephant.run(mark_and_wait, args=(mark,), num_workers=2, spark=spark, verbose=0)
 
 

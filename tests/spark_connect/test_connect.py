@@ -81,7 +81,7 @@ def test_run_when_the_client_is_interrupted_then_nothing_is_left_of_it(server, t
 
 
 def rank_processes():
-    """The ranks' processes, and the host's; not those that Python workers keep for the next prediction."""
+    """The ranks' processes, and the coordinator's; not those that Python workers keep for the next prediction."""
     modules = ("elephant.rank", "elephant.driver.coordinator_process")
     return [process for module in modules for process in processes_of(module) if not predicts(process)]
 

@@ -354,8 +354,11 @@ def test_output_columns_when_outputs_are_several_then_are_named_after_them():
         "price": keras.layers.Dense(1, name="price")(inputs),
     }
     model = compiled(inputs, outputs, {"kind": "sparse_categorical_crossentropy", "price": "mse"})
-    columns = transformed_columns(ModelInfo.of(model).outputs, prediction="prediction", probability="probability")
-    assert [column.name for column in columns] == ["probability_kind", "prediction_kind", "prediction_price"]
+    columns = transformed_columns(
+        ModelInfo.of(model).outputs, prediction="prediction", probability="probability", raw_prediction="raw"
+    )
+    names = ["raw_kind", "probability_kind", "prediction_kind", "prediction_price"]
+    assert [column.name for column in columns] == names
 
 
 def test_predict_when_spark_has_no_arrow_udfs_then_series_and_record_batches_give_the_same():

@@ -297,7 +297,7 @@ def check_reach(unreached: Mapping[str, str], asked: int, place: str, *, needed:
         return check_result(name, OK, expected=expected, received=f"{asked} of {asked} executors reach {place}")
     reasons = ", ".join(f"{executor}: {reason}" for executor, reason in unreached.items())
     if not needed:
-        remedy = "Rank 0 then hosts what the driver hosts otherwise; nothing is to be done unless fits fail."
+        remedy = "Rank 0 then coordinates fits in the driver's place; nothing is to be done unless fits fail."
         return check_result(name, WARNING, expected=expected, received=reasons, remedy=remedy)
     return check_result(name, FAILURE, expected=expected, received=reasons, remedy=_FIREWALL)
 

@@ -220,7 +220,7 @@ def on_partitions(function: Callable[[], Any]) -> Callable[[Iterable[Any]], Iter
         for _ in batches:
             pass
         said = json.dumps(function()).encode()
-        # Of buffers, as `elephant.task.specs.result_row`, which may not be there.
+        # Made of buffers, as in `elephant.task.specs.result_row`, which may not be there.
         buffers = [None, pyarrow.py_buffer(struct.pack("2i", 0, len(said))), pyarrow.py_buffer(said)]
         yield pyarrow.RecordBatch.from_arrays([pyarrow.Array.from_buffers(pyarrow.string(), 1, buffers)], ["said"])
 

@@ -349,7 +349,7 @@ def overhead_mb(settings: Mapping[str, str]) -> int:
     if set_to:
         return _megabytes(set_to)
     kubernetes = settings.get("spark.master", "").startswith("k8s")
-    # Of programs that are not for the JVM, Kubernetes takes four times as much.
+    # Kubernetes takes four times as much for programs that are not for the JVM.
     default = "0.4" if kubernetes else "0.1"
     factor = settings.get("spark.executor.memoryOverheadFactor") or settings.get(
         "spark.kubernetes.memoryOverheadFactor", default

@@ -13,7 +13,7 @@ import numpy as np
 
 from elephant.parameter_server.layout import Layout
 
-# Of so many values, the weights, gradient, slots and scratch memory stay in a core's caches; shorter blocks spend
+# The weights, gradient, slots and scratch memory of so many values stay in a core's caches; shorter blocks spend
 # more time between two calls of numpy.
 BLOCK_VALUES = 65536
 Schedule = Callable[[int], float]

@@ -73,6 +73,7 @@ _METADATA = {
     "history": dict[str, list[float | None]],
     "trainingStatistics": dict[str, Any],
     "plan": list[dict[str, Any]],
+    "seconds": float | None,
     "classWeight": str | list[list[Any]] | dict[str, Any],
 }
 _Saved = TypeVar("_Saved", bound="SavedStage")

@@ -25,7 +25,7 @@ from elephant.checkpoint.manager import CheckpointManager
 from elephant.checkpoint.state import FitState, joined, named
 from elephant.cluster.session import jvm_context
 from elephant.cluster.spark_job import described
-from elephant.cluster.spark_private import context_of, copy_params, set_params
+from elephant.cluster.spark_private import context_of, copy_params, reset_uid, set_params
 from elephant.data.json_types import require_parts, require_type
 from elephant.data.schema import RowSpec
 from elephant.errors import CheckpointError, ConfigurationError, TrainingError, UnsupportedError
@@ -33,6 +33,7 @@ from elephant.modeling.archive_inspection import KnownCode, code_of_file
 from elephant.modeling.model_spec import ModelSpec
 from elephant.spark.hadoop_files import checkpoint_folder
 from elephant.spark.model import KerasModel
+from elephant.spark.params import optional
 from elephant.spark.saving.trust import is_trusted, require_trust
 from elephant.storage.folder import DAMAGES
 
@@ -235,7 +236,7 @@ class StreamTrainer:
         self._estimator = estimator
         self._folder = folder
         self._min_rows = min_rows_per_worker
-        source: ModelSpec = estimator.getOrDefault("model")
+        source: ModelSpec = estimator.getOrDefault("model").source
         self._state = folder.latest(source)
         self._first_source = source
         self._model = None if self._state is None else self._as_model(self._state)
@@ -328,8 +329,10 @@ class StreamTrainer:
         self._model = self._as_model(state)
 
     def _as_model(self, state: StreamState) -> KerasModel:
-        model: KerasModel = copy_params(self._estimator, KerasModel(state.source, history=state.history))
-        return model
+        model = KerasModel(state.source, history=state.history)
+        reset_uid(model, self._estimator.uid)
+        fitted: KerasModel = copy_params(self._estimator, model)
+        return fitted
 
 
 def start_stream(
@@ -359,7 +362,7 @@ def start_stream(
             "fit_stream: expected a streaming DataFrame, of spark.readStream. Received: one that does not stream. "
             "Use fit."
         )
-    if estimator.isSet("checkpointPath"):
+    if optional(estimator, "checkpointPath") is not None:
         raise ConfigurationError(
             "checkpointPath: expected it not to be set. Received: "
             f"{estimator.getOrDefault('checkpointPath')!r}. fit_stream leaves a checkpoint after every "
