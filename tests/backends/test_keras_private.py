@@ -67,11 +67,11 @@ def own_states(made):
 
 
 @check
-def layers_of_torch(made):
+def modules_apart(made):
     layer = keras.layers.Layer()
     layer.inner = keras.layers.Dense(1)
     expected = {"inner": layer.inner} if keras.config.backend() == "torch" else {}
-    found = private.layers_of_torch(layer)
+    found = private.modules_apart(layer)
     assert {name: part for name, part in found.items() if isinstance(part, keras.layers.Layer)} == expected
 
 
