@@ -68,12 +68,12 @@ def by_elephant(frame: Any) -> Contender:
 def by_path(folder: Path) -> Contender:
     """Returns what makes shards of a folder of files as ``fit`` on its path does: the workers read them."""
     from elephant import Files
-    from elephant.spark.params import column_choice, fit_config
+    from elephant.spark.params import column_selection, fit_config
     from elephant.spark.training_data import rows_of_files
 
     estimator = untrained()
     facts = estimator.getModel().source.facts
-    choice, config = column_choice(estimator), fit_config(estimator)
+    choice, config = column_selection(estimator), fit_config(estimator)
     # Listing the files and reading their footers, on the driver, is part of it.
     return lambda: shards_of(rows_of_files(Files(folder), facts, choice, config, preprocessed=False))
 
@@ -87,11 +87,11 @@ def untrained() -> Any:
 
 def rows_of(frame: Any, estimator: Any) -> Any:
     """Returns the prepared columns of a DataFrame, as the estimator's ``fit`` makes them."""
-    from elephant.spark.params import column_choice
+    from elephant.spark.params import column_selection
     from elephant.spark.training_data import rows_of_frame
 
     facts = estimator.getModel().source.facts
-    return rows_of_frame(frame, facts, column_choice(estimator), preprocessed=False)
+    return rows_of_frame(frame, facts, column_selection(estimator), preprocessed=False)
 
 
 def shards_of(rows: Any) -> int:

@@ -306,7 +306,7 @@ def brief_errors(function: Callable[Parameters, Result]) -> Callable[Parameters,
                 _shorten(error)
             raise error  # ELEPHANT_FULL_TRACEBACK=1 shows all frames
         except Exception as error:
-            # Of a callback, say, that runs here.
+            # The error may be that of a callback that runs here.
             if FULL_TRACEBACK not in os.environ:
                 error.__traceback__ = _from_user_frame(error.__traceback__)
             raise

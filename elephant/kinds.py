@@ -15,7 +15,7 @@ from typing import Any
 
 from elephant.errors import ElephantError
 
-# Of class weights: all classes count alike.
+# A class weight: all classes count alike.
 BALANCED = "balanced"
 # `module:function`; what has a slash in it, or ends as files of models do, is a path.
 _REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 _ARGUMENTS = ("num_workers", "validation_split", "callbacks", "custom_objects", "verbose", "env")
-# Of the options of a fit, those that need no cluster, and are no arguments of their own.
+# The options of a fit that need no cluster, and are no arguments of their own.
 _OPTIONS = tuple(
     option.name
     for option in options_of(FIT)
@@ -151,16 +151,16 @@ def fit_local(
     given = {"num_workers": num_workers, "validation_fraction": validation_split, "use_gpu": False, "verbose": verbose}
     check_callbacks(callbacks)
     config = limited(FitConfig.of({**options, **given}))
-    source = model_source(model, custom_objects)
-    schema, columns = _columns_of(x, y, source.facts.dtype)
+    model_spec = model_source(model, custom_objects)
+    schema, columns = _columns_of(x, y, model_spec.info.dtype)
     progress = Progress(num_workers=num_workers, epochs=config.epochs, verbose=verbose)
-    job = TrainingJob(source, tuple(callbacks), config, schema)
+    job = TrainingJob(model_spec, tuple(callbacks), config, schema)
     turns = SynchronousEpochs(job)
     spec = TaskSpec(
         program="fit",
         driver_versions=installed_versions(),
         job=pickler()(turns.job_of_ranks()),
-        backend=source.settings.backend,
+        backend=model_spec.settings.backend,
         schema=schema,
         timeouts=config.timeouts,
         environment={} if env is None else dict(env),
@@ -174,7 +174,7 @@ def fit_local(
     with contextlib.closing(turns):
         result = run_ranks(batches, spec, progress, attempt_on).result()
         variables = turns.end(result.variables, result.rows, ())
-    return result.history, source.with_variables(variables, result.rows).build()
+    return result.history, model_spec.with_variables(variables, result.rows).build()
 
 
 def _plan(num_workers: int) -> ResourcePlan:

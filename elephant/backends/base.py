@@ -193,7 +193,7 @@ class Backend(ABC):
             model: Whose step this optimizer ends, once, as Keras' own does; None where that is not known.
         """
 
-    def join_devices(self, collective: Communicator, config: FitConfig, address: str) -> None:  # noqa: B027 - most do not
+    def join_devices(self, communicator: Communicator, config: FitConfig, address: str) -> None:  # noqa: B027 - most do not
         """Joins the devices of all ranks of a fit, where the framework has to before it looks for its own.
 
         Args:
@@ -204,7 +204,7 @@ class Backend(ABC):
         """Has the gradients of an averager reduced on the ranks' devices, where the options and all ranks allow it."""
 
     @abstractmethod
-    def all_gather(self, block: Any, collective: Communicator, share: Callable[[], float]) -> Any:
+    def all_gather(self, block: Any, communicator: Communicator, share: Callable[[], float]) -> Any:
         """Returns a tensor of all ranks, shape (ranks, ...); a rank that brings no rows gives zeros.
 
         Its gradient is that of the average over the ranks: every rank's loss depends on every block.
@@ -269,19 +269,19 @@ class Backend(ABC):
         return lambda *arrays: model.predict_on_batch(inputs(form.assembled(arrays))[0])
 
 
-def gathered_blocks(block: np.ndarray, collective: Communicator, share: float) -> np.ndarray:
+def gathered_blocks(block: np.ndarray, communicator: Communicator, share: float) -> np.ndarray:
     """Returns the blocks of all ranks, shape (ranks, ...); zeros of a rank without a share."""
-    return np.stack(collective.allgather(np.ascontiguousarray(block) if share else np.zeros_like(block)))
+    return np.stack(communicator.allgather(np.ascontiguousarray(block) if share else np.zeros_like(block)))
 
 
-def gathered_gradient(gradient: np.ndarray, collective: Communicator, share: float) -> np.ndarray:
+def gathered_gradient(gradient: np.ndarray, communicator: Communicator, share: float) -> np.ndarray:
     """Returns the gradient of this rank's block from that of all blocks.
 
     The hook in the optimizer multiplies by this rank's share afterwards, so it is divided by it here.
     """
     weighted = gradient * gradient.dtype.type(share) if share else np.zeros_like(gradient)
-    collective.allreduce_(weighted)
-    own = weighted[collective.rank]
+    communicator.allreduce_(weighted)
+    own = weighted[communicator.rank]
     return own / gradient.dtype.type(share) if share else np.zeros_like(own)
 
 

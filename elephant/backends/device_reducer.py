@@ -24,7 +24,7 @@ from elephant.errors import ConfigurationError, NetworkError
 
 logger = logging.getLogger(__name__)
 
-# Of tests: "gloo" has the processor, and Gloo, stand in for GPUs and NCCL.
+# Variable for tests: "gloo" has the processor, and Gloo, stand in for GPUs and NCCL.
 STAND_IN_VARIABLE = "ELEPHANT_GPU_TRANSPORT"
 
 # How often the other ranks are looked after while an operation is under way.
@@ -46,14 +46,14 @@ class DeviceReducer(ABC):
     "gloo" in every rank. It is for nothing else: gradients on the processor go the collective's own way.
     """
 
-    def __init__(self, collective: ProcessGroup) -> None:
-        self._collective = collective
+    def __init__(self, communicator: ProcessGroup) -> None:
+        self._communicator = communicator
         self._is_formed = False
         # Since when an operation is under way, and its parts, once they have begun.
         self._under_way: tuple[float, Sequence[Any] | None] = (time.monotonic(), None)
         self._error: NetworkError | None = None
         self._is_broken, self._is_closed = threading.Event(), threading.Event()
-        self._watcher = threading.Thread(target=self._watch, name=f"elephant-devices-{collective.rank}", daemon=True)
+        self._watcher = threading.Thread(target=self._watch, name=f"elephant-devices-{communicator.rank}", daemon=True)
         self._watcher.start()
 
     @abstractmethod
@@ -72,9 +72,9 @@ class DeviceReducer(ABC):
         """Returns whether a trial has gone right on all ranks."""
         found = np.array([is_right], np.int32)
         self._is_formed = True
-        self._collective.allreduce_(found, "min")
-        if found[0] and self._collective.rank == 0:
-            logger.info("%d ranks reduce gradients on their devices", self._collective.world_size)
+        self._communicator.allreduce_(found, "min")
+        if found[0] and self._communicator.rank == 0:
+            logger.info("%d ranks reduce gradients on their devices", self._communicator.world_size)
         return bool(found[0])
 
     def _reason(self) -> NetworkError | None:
@@ -92,7 +92,7 @@ class DeviceReducer(ABC):
             try:
                 if works is not None and all(work.is_completed() for work in works):
                     continue
-                self._collective.look("exchange of gradients", time.monotonic() - since)
+                self._communicator.look("exchange of gradients", time.monotonic() - since)
             except NetworkError as error:
                 self._break(error)
                 return
@@ -117,7 +117,7 @@ class DeviceReducer(ABC):
             faulthandler.cancel_dump_traceback_later()
 
 
-def all_have_devices(collective: Communicator, name: str, *, required: bool) -> bool:
+def all_have_devices(communicator: Communicator, name: str, *, required: bool) -> bool:
     """Returns whether each rank has a device of its own; all ranks call it.
 
     Args:
@@ -126,7 +126,7 @@ def all_have_devices(collective: Communicator, name: str, *, required: bool) -> 
     Raises:
         ConfigurationError: It is required, and one has none.
     """
-    names = [part.tobytes() for part in collective.allgather(np.frombuffer(name.encode(), np.uint8))]
+    names = [part.tobytes() for part in communicator.allgather(np.frombuffer(name.encode(), np.uint8))]
     without = [rank for rank, name in enumerate(names) if not name or names.count(name) > 1]
     if without and required:
         raise ConfigurationError(

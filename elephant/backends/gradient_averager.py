@@ -92,7 +92,7 @@ class GradientAverager:
 
     def __init__(
         self,
-        collective: Communicator,
+        communicator: Communicator,
         share: Callable[[], float],
         *,
         compression: str | None = None,
@@ -100,33 +100,33 @@ class GradientAverager:
         link: LinkSpeed | None = None,
         stop: StopSignal | None = None,
     ) -> None:
-        self.collective = collective
+        self.communicator = communicator
         self.share = share
         self._weight = 0.0
-        self.compression = compression if collective.crosses_hosts else None
+        self.compression = compression if communicator.crosses_hosts else None
         self._bucket_bytes = bucket_bytes
         self._link = link
         self._groups: dict[Hashable, GradientGroup] = {}
-        self.exchange = WorkQueue(f"elephant-gradients-{collective.rank}")
+        self.exchange = WorkQueue(f"elephant-gradients-{communicator.rank}")
         self.stop = stop or StopSignal()
         self.kernel: Kernel | None = None
         self.uses_kernel = False
         self.sums: set[Name] = set()
         self.places: dict[Name, Places] = {}
         self.note: Note | None = None
-        # Of steps that do not tell: gradients of which ranks have had slices of other places.
+        # Steps may not tell their names: gradients of which ranks have had slices of other places.
         self._named_by_batch: set[Name | None] = set()
         self.error: BaseException | None = None
 
-    def bind(self, collective: Communicator, share: Callable[[], float], stop: StopSignal) -> None:
+    def bind(self, communicator: Communicator, share: Callable[[], float], stop: StopSignal) -> None:
         """Connects it to ranks that were not known when it was made, without compression, for small gradients."""
-        self.collective, self.share, self.stop = collective, share, stop
+        self.communicator, self.share, self.stop = communicator, share, stop
 
     def agree_on_kernel(self) -> None:
         """Finds out whether all ranks have a kernel, and share a host, as they must; all of them call it."""
-        if not self.collective.crosses_hosts:
+        if not self.communicator.crosses_hosts:
             has_it = np.array([self.kernel is not None], np.int32)
-            self.collective.allreduce_(has_it, "min")
+            self.communicator.allreduce_(has_it, "min")
             self.uses_kernel = bool(has_it[0])
 
     def group(self, owner: Hashable, specs: Sequence[Spec], names: Sequence[Name | None] = ()) -> GradientGroup:
@@ -219,7 +219,7 @@ class GradientAverager:
         return added_up(numbers, *of_ranks, self._of_ranks(sizes))
 
     def _of_ranks(self, array: np.ndarray) -> list[np.ndarray]:
-        return self.collective.allgather(np.ascontiguousarray(array))
+        return self.communicator.allgather(np.ascontiguousarray(array))
 
     def noting_failure(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Returns a function of the step that leaves what it raises in ``error``."""
@@ -262,12 +262,12 @@ class GradientGroup:
         ]
         self._specs = list(specs)
         self._are_agreed = False
-        self._filled: list[FusedBuffer] = []
+        self._filled_buffers: list[FusedBuffer] = []
         self._weight = self._waited_s = 0.0
 
     def average(self, gradients: Sequence[np.ndarray], release: Callable[[], object] = int) -> list[np.ndarray]:
         """Returns the averages of all gradients; see ``submit`` and ``wait``. Buckets that have left are left out."""
-        for number in range(len(self._filled), len(self.buckets)):
+        for number in range(len(self._filled_buffers), len(self.buckets)):
             self.submit(number, [gradients[position] for position in self.buckets[number].positions], release)
         return self.wait()
 
@@ -277,35 +277,35 @@ class GradientGroup:
         if number == 0:
             if not self._are_agreed:
                 # A buffer hides shapes: as many values of another layer would be added up in silence.
-                require_same_specs(averager.collective, self._specs, "gradients")
+                require_same_specs(averager.communicator, self._specs, "gradients")
                 self._are_agreed = True
-            self._filled, self._weight = [], averager.begin()
-            self._waited_s = averager.collective.waited_s
+            self._filled_buffers, self._weight = [], averager.begin()
+            self._waited_s = averager.communicator.waited_s
         buffer = bucket.buffers.unused(release=release if bucket.is_large else None)
         weights = [averager.weight_of(self._names[position], self._weight) for position in bucket.positions]
         buffer.pack([*gradients, bucket.no_flag], [*weights, 0.0])
         if averager.stop.requested:
             buffer.unpack()[-1][0] = 1
-        self._filled.append(buffer)
+        self._filled_buffers.append(buffer)
         if len(self.buckets) > 1:
-            averager.exchange.submit(lambda: bucket.reduce(buffer, averager.collective))
+            averager.exchange.submit(lambda: bucket.reduce(buffer, averager.communicator))
         else:
-            bucket.reduce(buffer, averager.collective)
+            bucket.reduce(buffer, averager.communicator)
 
     def wait(self) -> list[np.ndarray]:
         """Returns the averages of all gradients, once they are there.
 
         Nothing writes to them as long as they are held. Raises what the collective raised.
         """
-        filled, self._filled = self._filled, []
+        filled_buffers, self._filled_buffers = self._filled_buffers, []
         if len(self.buckets) > 1:
             began = time.monotonic()
             self._averager.exchange.wait()
             # What was exchanged while the step went on has kept nobody waiting.
-            self._averager.collective.waited_s = self._waited_s + time.monotonic() - began
+            self._averager.communicator.waited_s = self._waited_s + time.monotonic() - began
         averages: dict[int, np.ndarray] = {}
         stop = self._averager.stop
-        for bucket, buffer in zip(self.buckets, filled, strict=True):
+        for bucket, buffer in zip(self.buckets, filled_buffers, strict=True):
             *arrays, flag = buffer.unpack()
             stop.agreed = stop.agreed or bool(flag[0] > 0)
             averages |= zip(bucket.positions, arrays, strict=True)
@@ -326,9 +326,9 @@ class _Bucket:
         self.is_large = first.nbytes > _WORTH_RELEASING
         self._reduction = reduction_for(compression, first.float32_slices)
 
-    def reduce(self, buffer: FusedBuffer, collective: Communicator) -> None:
+    def reduce(self, buffer: FusedBuffer, communicator: Communicator) -> None:
         """Sums a buffer over all ranks, in place."""
-        buffer.allreduce(collective, lambda flat: self._reduction.reduce_(flat, collective))
+        buffer.allreduce(communicator, lambda flat: self._reduction.reduce_(flat, communicator))
 
 
 def _flag_dtype(compression: str | None) -> np.dtype[Any]:

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 # What a gradient is of its rows.
 MEAN, SUM, NEITHER = "mean", "sum", "neither"
 
-# Of the largest gradient of a call: smaller ones are rounding.
+# Part of the largest gradient of a call: smaller ones are rounding.
 _ROUNDING = 1e-6
 
 # A dense gradient, or indices and values of slices.
@@ -79,7 +79,9 @@ class GradientInfo:
         return cls(frozenset(sums), places)
 
 
-def kinds(whole: Notes, parts: Sequence[Notes], shares: Sequence[float], tolerance: float) -> dict[Name, str]:
+def kinds(
+    whole_notes: Notes, part_notes: Sequence[Notes], shares: Sequence[float], tolerance: float
+) -> dict[Name, str]:
     """Returns the kind of each gradient, `MEAN`, `SUM` or `NEITHER`, by how those of the parts make that of the whole.
 
     One that is zero but for rounding is what the others of its call are.
@@ -88,7 +90,7 @@ def kinds(whole: Notes, parts: Sequence[Notes], shares: Sequence[float], toleran
         shares: Each part's rows over those of the whole.
     """
     found: dict[Name, str] = {}
-    for calls in zip(whole.calls, *(part.calls for part in parts), strict=True):
+    for calls in zip(whole_notes.calls, *(part.calls for part in part_notes), strict=True):
         # A step may leave gradients out as its rows are.
         common = set.intersection(*map(set, calls))
         compared = {name: aligned([call[name] for call in calls]) for name in calls[0] if name in common}
@@ -117,15 +119,17 @@ def _kind(given: Sequence[np.ndarray], shares: Sequence[float], most: float) -> 
     return NEITHER
 
 
-def places_of(whole: Notes, parts: Sequence[Notes], rows: Sequence[int]) -> dict[Name, Places]:
+def places_of(whole_notes: Notes, part_notes: Sequence[Notes], rows: Sequence[int]) -> dict[Name, Places]:
     """Returns of which lookups slices are, by their places in a batch and in its parts; nothing of those unknown.
 
     Args:
         rows: Of each part.
     """
     found = {}
-    for name in {name for call in whole.calls for name in call}:
-        given = [one[0] for one in (whole[name][0], *(part[name][0] for part in parts)) if isinstance(one, tuple)]
+    for name in {name for call in whole_notes.calls for name in call}:
+        given = [
+            one[0] for one in (whole_notes[name][0], *(part[name][0] for part in part_notes)) if isinstance(one, tuple)
+        ]
         places = _places(given[0], given[1:], rows) if given else None
         if places is not None:
             found[name] = places
@@ -133,7 +137,7 @@ def places_of(whole: Notes, parts: Sequence[Notes], rows: Sequence[int]) -> dict
 
 
 def _places(whole: np.ndarray, parts: Sequence[np.ndarray], rows: Sequence[int]) -> Places | None:
-    # Of rows without a change: there are as many of them in all parts.
+    # Rows without a change: there are as many of them in all parts.
     per_row, left = divmod(len(parts[0]) - len(parts[1]), rows[0] - rows[1]) if rows[0] != rows[1] else (-1, 0)
     if rows[0] == rows[1]:
         per_row, left = divmod(len(whole) - len(parts[0]), rows[1])

@@ -129,13 +129,13 @@ class JaxBackend(Backend):
 
         model.make_train_function = make_train_function
 
-    def join_devices(self, collective: Communicator, config: FitConfig, address: str) -> None:
+    def join_devices(self, communicator: Communicator, config: FitConfig, address: str) -> None:
         from elephant.backends.jax_devices import join_devices
 
         if config.gpu_transport == "nccl":
             # Once there are devices, it is too late.
             self.prepare_process()
-        self._reducer = join_devices(collective, config, address)
+        self._reducer = join_devices(communicator, config, address)
 
     def reduce_on_devices(self, averager: GradientAverager, config: FitConfig) -> None:
         if self._reducer is not None:
@@ -212,13 +212,13 @@ class JaxBackend(Backend):
 
         optimizer.stateless_apply, optimizer.apply = stateless_apply_averaged, apply_averaged
 
-    def all_gather(self, block: Any, collective: Communicator, share: Callable[[], float]) -> Any:
+    def all_gather(self, block: Any, communicator: Communicator, share: Callable[[], float]) -> Any:
         import jax
 
         def gathered(values: Any) -> Any:
-            shape = (collective.world_size, *values.shape)
+            shape = (communicator.world_size, *values.shape)
             (blocks,) = self.call_on_host(
-                lambda own: [gathered_blocks(own, collective, share())], [values], [(shape, values.dtype)]
+                lambda own: [gathered_blocks(own, communicator, share())], [values], [(shape, values.dtype)]
             )
             return blocks
 
@@ -227,7 +227,7 @@ class JaxBackend(Backend):
 
         def backward(_: None, upstream: Any) -> tuple[Any]:
             (own,) = self.call_on_host(
-                lambda given: [gathered_gradient(given, collective, share())],
+                lambda given: [gathered_gradient(given, communicator, share())],
                 [upstream],
                 [(upstream.shape[1:], upstream.dtype)],
             )

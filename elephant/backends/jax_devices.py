@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 _JOIN_S = 60
 
 
-def join_devices(collective: Communicator, config: FitConfig, address: str) -> JaxReducer | None:
+def join_devices(communicator: Communicator, config: FitConfig, address: str) -> JaxReducer | None:
     """Joins the devices of all ranks, before JAX has looked for any; all ranks call it.
 
     JAX has no other way than a service in one of the processes, to which anyone may connect who reaches it, and without
@@ -52,7 +52,7 @@ def join_devices(collective: Communicator, config: FitConfig, address: str) -> J
         ConfigurationError: JAX is too old, a rank has no GPU of its own, or a trial fails; on all ranks alike.
         NetworkError: Another rank is gone.
     """
-    if config.gpu_transport != "nccl" or not isinstance(collective, ProcessGroup):
+    if config.gpu_transport != "nccl" or not isinstance(communicator, ProcessGroup):
         return None
     import jax
 
@@ -61,8 +61,8 @@ def join_devices(collective: Communicator, config: FitConfig, address: str) -> J
             f"gpuTransport: expected JAX 0.7.1 or later, as 'nccl' needs. Received: {jax.__version__}. Pass 'host', or "
             "install a newer one."
         )
-    all_have_devices(collective, _device(), required=True)
-    looked = [bool(one[0]) for one in collective.allgather(np.array([_has_looked_for_devices()], np.int8))]
+    all_have_devices(communicator, _device(), required=True)
+    looked = [bool(one[0]) for one in communicator.allgather(np.array([_has_looked_for_devices()], np.int8))]
     if any(looked):
         raise ConfigurationError(
             "gpuTransport: expected no array of JAX, nor a Keras variable, in callbacks, losses and modules of a fit, "
@@ -70,7 +70,7 @@ def join_devices(collective: Communicator, config: FitConfig, address: str) -> J
             f"{', '.join(str(rank) for rank, one in enumerate(looked) if one)}. Make them in on_train_begin, or pass "
             "'host'."
         )
-    reducer = JaxReducer(collective)
+    reducer = JaxReducer(communicator)
     try:
         if not reducer.form(address):
             raise wrong_sum()
@@ -83,7 +83,7 @@ def join_devices(collective: Communicator, config: FitConfig, address: str) -> J
 def _has_looked_for_devices() -> bool:
     from jax._src import xla_bridge
 
-    # Of no public module. Where it is gone, the join itself fails.
+    # This function is in no public module. Where it is gone, the join itself fails.
     return bool(getattr(xla_bridge, "backends_are_initialized", bool)())
 
 
@@ -106,12 +106,12 @@ class JaxReducer(DeviceReducer):
 
     averager: GradientAverager
 
-    def __init__(self, collective: ProcessGroup) -> None:
+    def __init__(self, communicator: ProcessGroup) -> None:
         self._orders: queue.SimpleQueue[tuple[Callable[..., Any], tuple[Any, ...]] | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
         self._is_joined = False
-        super().__init__(collective)
-        threading.Thread(target=self._work, name=f"elephant-sums-{collective.rank}", daemon=True).start()
+        super().__init__(communicator)
+        threading.Thread(target=self._work, name=f"elephant-sums-{communicator.rank}", daemon=True).start()
 
     def form(self, address: str) -> bool:
         """Joins the devices; all ranks call it. Returns whether they add up right, on all of them.
@@ -119,12 +119,12 @@ class JaxReducer(DeviceReducer):
         Raises:
             NetworkError: Another rank is gone.
         """
-        size = self._collective.world_size
+        size = self._communicator.world_size
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with socket.socket(family) as free:
             free.bind((address, 0))
             own = f"{address if family == socket.AF_INET else f'[{address}]'}:{free.getsockname()[1]}"
-        first, *_ = self._collective.allgather(np.frombuffer(own.encode(), np.uint8))
+        first, *_ = self._communicator.allgather(np.frombuffer(own.encode(), np.uint8))
         is_right = False
         try:
             self._in_time(self._join, first.tobytes().decode())
@@ -154,13 +154,13 @@ class JaxReducer(DeviceReducer):
         import jax
         from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-        rank, size = self._collective.rank, self._collective.world_size
-        # Else gRPC asks a proxy of the environment for the other ranks, and JAX ends the process in vain.
+        rank, size = self._communicator.rank, self._communicator.world_size
+        # Without it gRPC asks a proxy of the environment for the other ranks, and JAX ends the process in vain.
         unproxied = [os.environ.get("no_grpc_proxy", ""), address.rpartition(":")[0].strip("[]")]
         os.environ["no_grpc_proxy"] = ",".join(filter(None, unproxied))
         if has_stand_in():
             jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        # Else the end of one process in good order waits for all others.
+        # Without it the end of one process in good order waits for all others.
         jax.config.update("jax_enable_recoverability", True)
         with contextlib.suppress(AttributeError):
             # It would take SIGTERM for a notice, and the process would go on.
@@ -174,7 +174,7 @@ class JaxReducer(DeviceReducer):
             coordinator_bind_address=address,
             initialization_timeout=_JOIN_S,
             # Frozen ranks are the collective's to tell.
-            heartbeat_timeout_seconds=int(2 * self._collective.timeout_s + GRACE_S),
+            heartbeat_timeout_seconds=int(2 * self._communicator.timeout_s + GRACE_S),
         )
         self._is_joined = True
         if jax.local_devices()[0].platform != "gpu" and not has_stand_in():
@@ -193,7 +193,7 @@ class JaxReducer(DeviceReducer):
 
     def _sum_of_ranks(self) -> float:
         # The wish to stop is the number that each rank adds.
-        return float(self._summed(self._pack(1.0, float(self._collective.rank + 1), []))[0][0])
+        return float(self._summed(self._pack(1.0, float(self._communicator.rank + 1), []))[0][0])
 
     def _averaged(self, weight: float, wish: float, gradients: Sequence[Any]) -> tuple[list[Any], bool]:
         sums = self._summed(self._pack(weight, wish, gradients))
@@ -204,7 +204,7 @@ class JaxReducer(DeviceReducer):
     def _summed(self, flats: Sequence[Any]) -> list[Any]:
         import jax
 
-        size = self._collective.world_size
+        size = self._communicator.world_size
         parts = [jax.make_array_from_single_device_arrays((size, flat.shape[1]), self._split, [flat]) for flat in flats]
         return [self._sum(part).addressable_data(0) for part in parts]
 
@@ -231,7 +231,7 @@ class JaxReducer(DeviceReducer):
                 self._answers.put((None, error))
 
     def _abort(self) -> None:
-        """Leaves it to its thread."""
+        """Does nothing: its thread ends by itself."""
 
     def close(self) -> None:
         """Ends the threads, and, where the fit has ended well, leaves JAX' service in good order."""
@@ -241,17 +241,17 @@ class JaxReducer(DeviceReducer):
             return
         if self._error is not None or sys.exc_info()[0] is not None:
             # With the first rank, JAX ends all others: they have this long to say what has happened.
-            time.sleep(REASON_S if self._collective.rank == 0 else 0)
+            time.sleep(REASON_S if self._communicator.rank == 0 else 0)
         else:
             import jax
 
             with contextlib.suppress(NetworkError, RuntimeError):
                 # The service ends last.
-                if self._collective.rank == 0:
-                    self._collective.barrier()
+                if self._communicator.rank == 0:
+                    self._communicator.barrier()
                 jax.distributed.shutdown()
-                if self._collective.rank > 0:
-                    self._collective.barrier()
+                if self._communicator.rank > 0:
+                    self._communicator.barrier()
 
 
 def _packed_for_sum(weight: Any, wish: Any, gradients: Sequence[Any]) -> list[Any]:

@@ -234,20 +234,20 @@ class TensorFlowBackend(Backend):
             reduced[index] = tf.IndexedSlices(values, indices, grads[index].dense_shape)
         return reduced
 
-    def all_gather(self, block: Any, collective: Communicator, share: Callable[[], float]) -> Any:
+    def all_gather(self, block: Any, communicator: Communicator, share: Callable[[], float]) -> Any:
         import tensorflow as tf
 
         @tf.custom_gradient
         def gather(values: Any) -> tuple[Any, Callable[[Any], Any]]:
-            shape = (collective.world_size, *values.shape)
+            shape = (communicator.world_size, *values.shape)
             (gathered,) = self.call_on_host(
-                lambda own: [gathered_blocks(own, collective, share())], [values], [(shape, values.dtype)]
+                lambda own: [gathered_blocks(own, communicator, share())], [values], [(shape, values.dtype)]
             )
 
             def gradient(upstream: Any) -> Any:
                 spec = (values.shape, upstream.dtype)
                 return self.call_on_host(
-                    lambda given: [gathered_gradient(given, collective, share())], [upstream], [spec]
+                    lambda given: [gathered_gradient(given, communicator, share())], [upstream], [spec]
                 )[0]
 
             return gathered, gradient

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Of the way that gradients take: "callback" leaves the kernel out.
+# Variable for the way that gradients take: "callback" leaves the kernel out.
 EXCHANGE_VARIABLE = "ELEPHANT_EXCHANGE"
 
 # As in exchange.c.
@@ -191,8 +191,8 @@ def library_path() -> Path | None:
 class ExchangeKernel:
     """The kernel of one averager, whose step applies gradients once."""
 
-    def __init__(self, loaded: Library, averager: GradientAverager) -> None:
-        self._library = loaded
+    def __init__(self, library: Library, averager: GradientAverager) -> None:
+        self._library = library
         self._averager = averager
         self._group: GradientGroup | None = None
         self._memory: SharedMemory | None = None
@@ -200,13 +200,13 @@ class ExchangeKernel:
         self._gathered: list[tuple[np.ndarray, np.ndarray]] = []
         # The library calls it as long as the exchange is open.
         self._asked = _Ask(self._answer)
-        self._number = loaded.open(self._asked)
+        self._number = library.open(self._asked)
 
     def takes(self, group: GradientGroup, dense: Sequence[Any], sparse: Sequence[_Slices] = ()) -> bool:
         """Returns whether it can average these tensors; what it has once taken, it takes again."""
         # Before the ranks have met, nothing speaks against it: it can still hand the gradients over.
-        collective = self._averager.collective
-        is_open = self._averager.uses_kernel or collective.world_size == 1
+        communicator = self._averager.communicator
+        is_open = self._averager.uses_kernel or communicator.world_size == 1
         values = [*dense, *(part for _, part, _, _ in sparse)]
         is_plain = len(group.buckets) == 1 and all(tensor.dtype.name == "float32" for tensor in values)
         # Rows of a slice that the step itself names are added up, which takes all of them.
@@ -214,7 +214,7 @@ class ExchangeKernel:
         of_one_type = len({indices.dtype for indices, _, _, _ in sparse}) <= 1
         return (
             (is_open and is_plain and are_named and of_one_type)
-            and (collective.world_size <= _MOST_RANKS and self._averager.compression is None)
+            and (communicator.world_size <= _MOST_RANKS and self._averager.compression is None)
             and self._group in (None, group)
         )
 
@@ -255,22 +255,22 @@ class ExchangeKernel:
             return _FAILED
 
     def _look(self, waited_s: float) -> None:
-        collective = self._averager.collective
-        if isinstance(collective, ProcessGroup):
-            collective.look("exchange of gradients", waited_s)
+        communicator = self._averager.communicator
+        if isinstance(communicator, ProcessGroup):
+            communicator.look("exchange of gradients", waited_s)
 
-    def _attached(self, given: _Gradients) -> bool:
+    def _attached(self, gradients: _Gradients) -> bool:
         """Returns whether the ranks share memory for such gradients; asks for it once."""
-        collective, cell = self._averager.collective, getattr(self._averager.share, "cell", None)
-        if self._has_asked or not self._averager.uses_kernel or not isinstance(collective, ProcessGroup):
+        communicator, cell = self._averager.communicator, getattr(self._averager.share, "cell", None)
+        if self._has_asked or not self._averager.uses_kernel or not isinstance(communicator, ProcessGroup):
             return False
         self._has_asked = True
-        if cell is None or collective.world_size > _MOST_RANKS:
+        if cell is None or communicator.world_size > _MOST_RANKS:
             return False
-        # Of slices, each step may have another number.
-        bytes_of_step = _ROUND_BYTES if given.sparse else 4 * sum(given.sizes[: given.dense])
-        block_bytes = _HEAD_BYTES + _aligned(8 * given.sparse) + _aligned(min(bytes_of_step, _ROUND_BYTES))
-        self._memory = collective.shared_memory(block_bytes, _TURNS)
+        # Each step may have another number of slices.
+        bytes_of_step = _ROUND_BYTES if gradients.sparse else 4 * sum(gradients.sizes[: gradients.dense])
+        block_bytes = _HEAD_BYTES + _aligned(8 * gradients.sparse) + _aligned(min(bytes_of_step, _ROUND_BYTES))
+        self._memory = communicator.shared_memory(block_bytes, _TURNS)
         if self._memory is None:
             return False
         shared = _Shared(
@@ -278,38 +278,38 @@ class ExchangeKernel:
             block_bytes=block_bytes,
             weight=cell.ctypes.data,
             stop=self._averager.stop.words.ctypes.data,
-            waited_s=collective.waited.ctypes.data,
-            timeout_s=collective.timeout_s,
-            rank=collective.rank,
-            size=collective.world_size,
-            watch=collective.watch_descriptor,
+            waited_s=communicator.waited.ctypes.data,
+            timeout_s=communicator.timeout_s,
+            rank=communicator.rank,
+            size=communicator.world_size,
+            watch=communicator.watch_descriptor,
         )
         self._library.attach(self._number, ctypes.byref(shared))
         return True
 
-    def _average(self, given: _Gradients) -> None:
+    def _average(self, gradients: _Gradients) -> None:
         """Exchanges what the kernel hands over."""
         if self._group is None:
             raise RuntimeError("expected gradients of a step that was traced with this kernel")
         shapes = self._group.shapes
-        own = [_array(given.gradients[index], shape) for index, shape in enumerate(shapes)]
+        own = [_array(gradients.gradients[index], shape) for index, shape in enumerate(shapes)]
         for index, average in enumerate(self._group.average(own)):
-            _array(given.averages[index], shapes[index])[...] = average
-        index_type, slices = _index_type(given), list[Slices]()
-        for place in range(given.sparse):
-            rows = given.rows[place]
-            indices = _array(given.indices[place], (rows,), index_type)
-            values = _array(given.values[place], (rows, given.widths[place]))
+            _array(gradients.averages[index], shapes[index])[...] = average
+        index_type, slices = _index_type(gradients), list[Slices]()
+        for place in range(gradients.sparse):
+            rows = gradients.rows[place]
+            indices = _array(gradients.indices[place], (rows,), index_type)
+            values = _array(gradients.values[place], (rows, gradients.widths[place]))
             slices.append(((BY_BATCH,), indices, values, np.array([rows])))
         self._gathered = self._averager.gather(slices)
         for place, (indices, _) in enumerate(self._gathered):
-            given.all_rows[place] = len(indices)
+            gradients.all_rows[place] = len(indices)
 
-    def _hand_back(self, given: _Gradients) -> None:
+    def _hand_back(self, gradients: _Gradients) -> None:
         """Writes gathered slices to where the kernel has made room for them."""
         for place, (indices, values) in enumerate(self._gathered):
-            _array(given.all_indices[place], indices.shape, _index_type(given))[...] = indices
-            _array(given.all_values[place], values.shape)[...] = values
+            _array(gradients.all_indices[place], indices.shape, _index_type(gradients))[...] = indices
+            _array(gradients.all_values[place], values.shape)[...] = values
         self._gathered = []
 
 
@@ -318,8 +318,8 @@ def _aligned(count: int) -> int:
     return -(-count // ALIGNMENT) * ALIGNMENT
 
 
-def _index_type(given: _Gradients) -> _Numbers:
-    return ctypes.c_int64 if given.index_bytes == 8 else ctypes.c_int32
+def _index_type(gradients: _Gradients) -> _Numbers:
+    return ctypes.c_int64 if gradients.index_bytes == 8 else ctypes.c_int32
 
 
 def _array(address: Any, shape: Sequence[int], numbers: _Numbers = ctypes.c_float) -> np.ndarray:
@@ -412,7 +412,7 @@ def cut_step(model: keras.Model, average: Callable[..., list[Any]], host_calls: 
     apply = optimizer.apply
 
     def train_step(data: Any) -> Any:
-        # Of this trace: another one may have other variables, as where a callback freezes a layer.
+        # Variables of this trace: another one may have others, as where a callback freezes a layer.
         variables: Sequence[Any] | None = None
         numbers: list[tuple[int, ...]] = []
         calls_host = False

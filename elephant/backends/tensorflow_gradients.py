@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import keras
 
 _PASSED_ON = ("Reshape", "Identity", "Cast", "StopGradient")
-# Of each gradient that is slices: the numbers of its lookups, and how many slices each of them has.
+# For each gradient that is slices: the numbers of its lookups, and how many slices each of them has.
 Lookups = Sequence[tuple[tuple[int, ...], Any]]
 # What tells dimensions of a batch, of which the first are its rows.
 _ABOUT_SHAPES = ("Shape", "ShapeN", "Size")

@@ -34,7 +34,7 @@ class TorchBackend(Backend):
     count_gpus = "import torch; print('gpus', torch.cuda.device_count())"
     optimizers = TORCH_OPTIMIZERS
     program_layers = ("TorchModuleWrapper",)
-    # Of one row, its convolutions on a processor cannot have gradients: "grad_weight must be contiguous" (2.13).
+    # Its convolutions on a processor have no gradients for one row: "grad_weight must be contiguous" (2.13).
     stand_in_rows = 2
     has_nccl = True
 
@@ -153,7 +153,7 @@ class TorchBackend(Backend):
 
         reduce_on_devices(averager, config)
 
-    def all_gather(self, block: Any, collective: Communicator, share: Callable[[], float]) -> Any:
+    def all_gather(self, block: Any, communicator: Communicator, share: Callable[[], float]) -> Any:
         import torch
 
         self._gathers += 1
@@ -162,12 +162,12 @@ class TorchBackend(Backend):
             @staticmethod
             def forward(context: Any, values: Any) -> Any:
                 (own,) = to_host([values])
-                return from_host([gathered_blocks(own, collective, share())], [values])[0]
+                return from_host([gathered_blocks(own, communicator, share())], [values])[0]
 
             @staticmethod
             def backward(context: Any, gradient: Any) -> Any:
                 (given,) = to_host([gradient])
-                return from_host([gathered_gradient(given, collective, share())], [gradient])[0]
+                return from_host([gathered_gradient(given, communicator, share())], [gradient])[0]
 
         return Gather.apply(block)
 

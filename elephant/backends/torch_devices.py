@@ -33,12 +33,12 @@ def reduce_on_devices(averager: GradientAverager, config: FitConfig) -> None:
             alike.
         NetworkError: Another rank is gone.
     """
-    collective, transport = averager.collective, config.gpu_transport
-    fits = config.use_gpu is not False and config.compression is None and not collective.crosses_hosts
-    if not isinstance(collective, ProcessGroup) or transport == "host" or (transport == "auto" and not fits):
+    communicator, transport = averager.communicator, config.gpu_transport
+    fits = config.use_gpu is not False and config.compression is None and not communicator.crosses_hosts
+    if not isinstance(communicator, ProcessGroup) or transport == "host" or (transport == "auto" and not fits):
         return
-    if all_have_devices(collective, _device(), required=transport != "auto"):
-        reducer = TorchReducer(averager, collective)
+    if all_have_devices(communicator, _device(), required=transport != "auto"):
+        reducer = TorchReducer(averager, communicator)
         # The averager closes it, also where the ranks do not come together.
         averager.kernel = reducer
         averager.uses_kernel = reducer.form()
@@ -69,7 +69,7 @@ class TorchReducer(DeviceReducer):
         averager: Whose ranks, weights and stop signal it takes.
     """
 
-    def __init__(self, averager: GradientAverager, collective: ProcessGroup) -> None:
+    def __init__(self, averager: GradientAverager, communicator: ProcessGroup) -> None:
         import torch
 
         self._averager = averager
@@ -78,7 +78,7 @@ class TorchReducer(DeviceReducer):
         self._checked_layouts: set[int] = set()
         # The flags of the last step, as `_on_way_to_host` returns them.
         self._last_flags: tuple[Any, Any] | None = None
-        super().__init__(collective)
+        super().__init__(communicator)
 
     def form(self) -> bool:
         """Forms the communicator; all ranks call it. Returns whether it adds up right, on all of them.
@@ -88,11 +88,11 @@ class TorchReducer(DeviceReducer):
         """
         import torch
 
-        rank, size = self._collective.rank, self._collective.world_size
-        self._store = _store_over(self._collective, self._averager.noting_failure)
+        rank, size = self._communicator.rank, self._communicator.world_size
+        self._store = _store_over(self._communicator, self._averager.noting_failure)
         is_right = False
         try:
-            self._group = _process_group(self._store, self._collective, self._device)
+            self._group = _process_group(self._store, self._communicator, self._device)
             # NCCL's ranks meet in the first operation.
             (total,) = self._sum([torch.full((1,), rank + 1.0, device=self._device)])
             is_right = float(total) == size * (size + 1) / 2
@@ -224,7 +224,7 @@ class TorchReducer(DeviceReducer):
         layout = zlib.crc32(repr([(tuple(value.shape), str(value.dtype)) for value in values]).encode())
         if layout in self._checked_layouts:
             return
-        layouts = [int(one[0]) for one in self._collective.allgather(np.array([layout], np.int64))]
+        layouts = [int(one[0]) for one in self._communicator.allgather(np.array([layout], np.int64))]
         if len(set(layouts)) > 1:
             raise ProtocolError(
                 "Expected gradients of the same variables from all ranks, by the checksum of their shapes. Received: "
@@ -248,19 +248,19 @@ class TorchReducer(DeviceReducer):
             threading.Thread(target=last.clear, name="elephant-group-end", daemon=True).start()
 
 
-def _process_group(store: Any, collective: ProcessGroup, device: Any) -> Any:
+def _process_group(store: Any, communicator: ProcessGroup, device: Any) -> Any:
     """Returns a process group of PyTorch's that is no part of its default group, which is left to the user."""
     from torch import distributed
 
-    rank, size = collective.rank, collective.world_size
+    rank, size = communicator.rank, communicator.world_size
     if device.type == "cpu":
         options = distributed.ProcessGroupGloo._Options()
         options._devices = [distributed.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-        options._timeout = datetime.timedelta(seconds=collective.timeout_s + GRACE_S)
+        options._timeout = datetime.timedelta(seconds=communicator.timeout_s + GRACE_S)
         return distributed.ProcessGroupGloo(store, rank, size, options)
     options = distributed.ProcessGroupNCCL.Options()
-    options._timeout = datetime.timedelta(seconds=2 * collective.timeout_s + GRACE_S)
-    # Else its own watchdog would end the process where a rank is lost.
+    options._timeout = datetime.timedelta(seconds=2 * communicator.timeout_s + GRACE_S)
+    # Without it NCCL's own watchdog would end the process where a rank is lost.
     name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
     before = os.environ.get(name)
     os.environ[name] = "0"
@@ -272,7 +272,7 @@ def _process_group(store: Any, collective: ProcessGroup, device: Any) -> Any:
             os.environ[name] = before
 
 
-def _store_over(collective: Communicator, noting_failure: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Any:
+def _store_over(communicator: Communicator, noting_failure: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Any:
     """Returns a store of keys and values of PyTorch's, in which ranks that form a group find each other's."""
     import torch
 
@@ -308,7 +308,7 @@ def _store_over(collective: Communicator, noting_failure: Callable[[Callable[...
     def exchange(store: CollectiveStore) -> None:
         if store.is_forming:
             own = json.dumps({key: value.hex() for key, value in store.values.items()}).encode()
-            for part in collective.allgather(np.frombuffer(own, np.uint8)):
+            for part in communicator.allgather(np.frombuffer(own, np.uint8)):
                 store.values |= {key: bytes.fromhex(value) for key, value in json.loads(part.tobytes()).items()}
 
     return CollectiveStore()

@@ -105,7 +105,7 @@ class AsynchronousFit:
         servers: The parameter servers.
         token: The secret of the run.
         run_id: The run.
-        channel: Where the workers report.
+        events: Where the workers report.
         display: Shown what they report.
         checkpoint_writer: Takes states that the fit could go on from; None keeps none.
         num_ranks: Number of workers.
@@ -122,7 +122,7 @@ class AsynchronousFit:
         servers: ServerGroup,
         token: bytes,
         run_id: str,
-        channel: EventSource,
+        events: EventSource,
         display: ProgressDisplay,
         checkpoint_writer: CheckpointSink | None,
         *,
@@ -148,7 +148,7 @@ class AsynchronousFit:
             self._policy = AsynchronousPolicy(
                 display, servers=servers, epochs=self._epochs, num_ranks=num_ranks, end_attempt=end_attempt
             )
-            self.coordinator = Coordinator(channel, display, self._policy, checkpoint_writer)
+            self.coordinator = Coordinator(events, display, self._policy, checkpoint_writer)
             self._epochs.begin()
             self._closing = closing.pop_all()
 
@@ -208,7 +208,7 @@ def _train_on_executors(
     if config.asynchronous.server_placement == "executors":
         progress.note("serverPlacement='executors': as rank 0 coordinates, all parameter servers are beside it")
     fit = AsyncFitSpec(callbacks=job.callbacks, rows=model.rows, state=job.state, keeps=checkpoint_writer is not None)
-    host = CoordinatorSpec(
+    coordinator_spec = CoordinatorSpec(
         program="asynchronous",
         extras=cloudpickle.dumps(fit),
         servers=number_of_parts(model.layout, config),
@@ -217,7 +217,7 @@ def _train_on_executors(
     )
     attempt_on = functools.partial(
         attempt_beside_rank_0,
-        host,
+        coordinator_spec,
         spec.plan.gpus_per_worker,
         progress,
         result=the_coordinator,

@@ -112,13 +112,13 @@ class Coordinator:
 
     def __init__(
         self,
-        channel: EventSource,
+        events: EventSource,
         progress: ProgressDisplay,
         policy: CoordinatorPolicy,
         checkpoint_writer: CheckpointSink | None = None,
     ) -> None:
         self.record = FitRecord(together=policy.together)
-        self._channel = channel
+        self._events = events
         self._progress = progress
         self.policy = policy
         self._checkpoint_writer = checkpoint_writer
@@ -131,7 +131,7 @@ class Coordinator:
     @property
     def statistics(self) -> dict[str, Any]:
         """Counts, by their names in `elephant.KerasModel.training_statistics`."""
-        return self.record.statistics or {"refused_connections": dict(self._channel.turned_away)}
+        return self.record.statistics or {"refused_connections": dict(self._events.turned_away)}
 
     @property
     def began(self) -> bool:
@@ -162,7 +162,7 @@ class Coordinator:
         """Puts what the user's code has written on ranks into the folder of this process, once ranks have been told
         that the run is over; says what came, and warns of what did not."""
         with contextlib.suppress(ElephantError):
-            while (event := self._channel.next_event(0.0)) is not None:
+            while (event := self._events.next_event(0.0)) is not None:
                 if isinstance(event, FilesLeft):
                     self.record.add(event)
         left = self.record.files
@@ -183,7 +183,7 @@ class Coordinator:
 
     def _note_refusals(self, *, last: bool = False) -> None:
         """Says who was turned away since the last time: once a minute at most, and in the end."""
-        turned_away = self._channel.turned_away
+        turned_away = self._events.turned_away
         count = sum(turned_away.values())
         if count > self._num_noted and (self._may_note.take() or last):
             self._num_noted = count
@@ -212,7 +212,7 @@ class Coordinator:
         self.policy.check()
         if self._checkpoint_writer is not None:
             self._checkpoint_writer.check()
-        event = self._channel.next_event(timeout_s)
+        event = self._events.next_event(timeout_s)
         if event is None:
             return False
         self._add(event)

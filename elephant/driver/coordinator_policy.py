@@ -150,7 +150,7 @@ class SynchronousPolicy(CoordinatorPolicy):
         self._answer = answer
 
     def check(self) -> None:
-        """Nothing: there are ranks alone."""
+        """Does nothing: there are ranks alone."""
 
     def add(self, event: Event, record: FitRecord) -> None:
         record.add(event)
@@ -312,20 +312,20 @@ class AsynchronousPolicy(CoordinatorPolicy):
             "s. Spark runs it again, the others go on"
         )
 
-    def _add_failure(self, failed: RankFailure, record: FitRecord) -> None:
-        if self._end_attempt is None or not (failed.kind == SUPERSEDED or is_retryable(failed.kind)):
-            record.add(failed)
+    def _add_failure(self, failure: RankFailure, record: FitRecord) -> None:
+        if self._end_attempt is None or not (failure.kind == SUPERSEDED or is_retryable(failure.kind)):
+            record.add(failure)
             return
-        if failed.kind == SUPERSEDED:
+        if failure.kind == SUPERSEDED:
             # Its own error would count as a failure, and with speculation on, a slow task is overtaken again and again.
-            self._end_attempt(failed.attempt)
+            self._end_attempt(failure.attempt)
             return
-        self._lost.append(failed)
+        self._lost.append(failure)
         # One that has begun is counted when the next attempt begins: a lost executor says nothing.
-        self.retries += failed.rank not in record.started
-        reason = first_line(failed.message).split(". ")[0].rstrip(".")
+        self.retries += failure.rank not in record.started
+        reason = first_line(failure.message).split(". ")[0].rstrip(".")
         self._progress.note(
-            f"rank {failed.rank} on {failed.host} was lost: {reason}. Spark runs it again, the others go on"
+            f"rank {failure.rank} on {failure.host} was lost: {reason}. Spark runs it again, the others go on"
         )
 
     def is_complete(self, record: FitRecord) -> bool:
@@ -344,7 +344,7 @@ class AsynchronousPolicy(CoordinatorPolicy):
         error = as_error(last)
         if not isinstance(error, WorkerFailure):
             return error
-        times = sum(failed.rank == last.rank for failed in self._lost)
+        times = sum(failure.rank == last.rank for failure in self._lost)
         return WorkerFailure(
             f"{error.summary} This was its loss number {times}, after which Spark gave it up (spark.task.maxFailures).",
             rank=error.rank,

@@ -46,15 +46,15 @@ _REST_S = 0.3
 class BarrierTasks:
     """The ranks' tasks, as far as their coordinator knows of them."""
 
-    def __init__(self, recording: EventLog, num_ranks: int) -> None:
-        self._recording = recording
+    def __init__(self, event_log: EventLog, num_ranks: int) -> None:
+        self._event_log = event_log
         self._num_ranks = num_ranks
         self.error: Exception | None = None
 
     @property
     def running(self) -> bool:
         """True if a rank has more to say."""
-        return len(self._recording.record.ended) < self._num_ranks
+        return len(self._event_log.record.ended) < self._num_ranks
 
 
 class CoordinatorProgram(Program):
@@ -69,23 +69,23 @@ class CoordinatorProgram(Program):
 
     def start(self, job: bytes, block: bytes, on_dismissed: Callable[[], None]) -> bytes:
         """Listens until all ranks have ended, or one has failed; returns the record."""
-        place, recording = CoordinatorInfo.from_bytes(block), EventLog()
-        listener = Listener(socket.socket(fileno=place.channel_fd))
-        token = bytes.fromhex(place.token)
-        with Channel(bind_host=listener, token=token, run_id=place.run_id, timeouts=place.timeouts) as channel:
+        info, event_log = CoordinatorInfo.from_bytes(block), EventLog()
+        listener = Listener(socket.socket(fileno=info.channel_fd))
+        token = bytes.fromhex(info.token)
+        with Channel(bind_host=listener, token=token, run_id=info.run_id, timeouts=info.timeouts) as channel:
             try:
                 try:
-                    self.coordinate(job, place, channel, recording)
+                    self.coordinate(job, info, channel, event_log)
                 finally:
-                    _record_files(recording)
+                    _record_files(event_log)
             except BaseException:
                 # A callback of the user's has failed, say: what was heard until then is worth as much as otherwise.
-                (Path(os.environ[WORK_FOLDER]) / HEARD_FILE).write_bytes(recording.to_bytes())
+                (Path(os.environ[WORK_FOLDER]) / HEARD_FILE).write_bytes(event_log.to_bytes())
                 raise
-        return recording.to_bytes()
+        return event_log.to_bytes()
 
     @abstractmethod
-    def coordinate(self, job: bytes, place: CoordinatorInfo, channel: Channel, recording: EventLog) -> None:
+    def coordinate(self, job: bytes, info: CoordinatorInfo, channel: Channel, event_log: EventLog) -> None:
         """Does what the driver does otherwise, until the run has ended."""
 
 
@@ -94,11 +94,11 @@ class SynchronousCoordinatorProgram(CoordinatorProgram):
 
     subject = "The run"
 
-    def coordinate(self, job: bytes, place: CoordinatorInfo, channel: Channel, recording: EventLog) -> None:
+    def coordinate(self, job: bytes, info: CoordinatorInfo, channel: Channel, event_log: EventLog) -> None:
         """Listens."""
-        coordinator = Coordinator(channel, recording, SynchronousPolicy())
-        _listen(coordinator, place, channel, recording)
-        recording.show(ServerCounts(rank=0, statistics=coordinator.statistics))
+        coordinator = Coordinator(channel, event_log, SynchronousPolicy())
+        _listen(coordinator, info, channel, event_log)
+        event_log.show(ServerCounts(rank=0, statistics=coordinator.statistics))
 
 
 class AsynchronousCoordinatorProgram(CoordinatorProgram):
@@ -110,62 +110,62 @@ class AsynchronousCoordinatorProgram(CoordinatorProgram):
         """Imports Keras, in a thread."""
         threading.Thread(target=_import_keras, name="elephant-imports", daemon=True).start()
 
-    def coordinate(self, job: bytes, place: CoordinatorInfo, channel: Channel, recording: EventLog) -> None:
+    def coordinate(self, job: bytes, info: CoordinatorInfo, channel: Channel, event_log: EventLog) -> None:
         """Does what the driver does otherwise; at the end of the record is the trained model."""
         _import_keras()
         from elephant.driver.server_model import ServerModel
 
-        fit: AsyncFitSpec = pickle.loads(place.extras)  # noqa: S301  (see the import)
+        fit: AsyncFitSpec = pickle.loads(info.extras)  # noqa: S301  (see the import)
         training: TrainingJob = replace(load_job(self.subject, job), callbacks=tuple(fit.callbacks), state=fit.state)
-        token = bytes.fromhex(place.token)
+        token = bytes.fromhex(info.token)
         model = ServerModel(training, fit.rows)
         with contextlib.ExitStack() as closing:
-            listeners = [socket.socket(fileno=descriptor) for descriptor in place.server_fds]
-            parts = parts_of(model, training.config, place.run_id)
+            listeners = [socket.socket(fileno=descriptor) for descriptor in info.server_fds]
+            parts = parts_of(model, training.config, info.run_id)
             servers = closing.enter_context(DriverServers(parts, listeners, token=token, folder=local_folder()))
-            checkpoint_writer = LoggedCheckpoints(recording) if fit.keeps else None
+            checkpoint_writer = LoggedCheckpoints(event_log) if fit.keeps else None
             running = closing.enter_context(
                 AsynchronousFit(
-                    training, model, servers, token, place.run_id, channel, recording, checkpoint_writer,
-                    num_ranks=place.num_ranks, end_attempt=None,
+                    training, model, servers, token, info.run_id, channel, event_log, checkpoint_writer,
+                    num_ranks=info.num_ranks, end_attempt=None,
                 )
             )  # fmt: skip
-            _listen(running.coordinator, place, channel, recording)
+            _listen(running.coordinator, info, channel, event_log)
             if not running.coordinator.record.failures:
                 result = running.result()
-                recording.show(ServerCounts(rank=0, statistics=result.statistics))
+                event_log.show(ServerCounts(rank=0, statistics=result.statistics))
                 arrays = tuple(portable(variable) for variable in result.variables)
-                recording.show(TrainingFinished(rank=0, rows=fit.rows.to_json(), arrays=arrays))
+                event_log.show(TrainingFinished(rank=0, rows=fit.rows.to_json(), arrays=arrays))
 
 
 class LoggedCheckpoints:
     """Writes down from where the fit could go on, for the driver to keep."""
 
-    def __init__(self, recording: EventLog) -> None:
-        self._recording = recording
+    def __init__(self, event_log: EventLog) -> None:
+        self._event_log = event_log
 
     def keep(self, state: FitState) -> None:
         """Takes a state."""
-        self._recording.show(StateSaved.of(state, rank=0))
+        self._event_log.show(StateSaved.of(state, rank=0))
 
     def check(self) -> None:
-        """Nothing can go wrong here."""
+        """Does nothing: no write can fail here."""
 
 
-def _record_files(recording: EventLog) -> None:
+def _record_files(event_log: EventLog) -> None:
     """Notes what callbacks that run in this process have written to relative paths."""
     folder = Path(os.environ[WORK_FOLDER]) / USER_FOLDER
     if any(found := taken_files(folder)):
-        recording.show(FilesLeft.of(*found, rank=0, of_coordinator=True))
+        event_log.show(FilesLeft.of(*found, rank=0, of_coordinator=True))
 
 
-def _listen(coordinator: Coordinator, place: CoordinatorInfo, channel: Channel, recording: EventLog) -> None:
-    coordinator.until_ended(BarrierTasks(recording, place.num_ranks))
+def _listen(coordinator: Coordinator, info: CoordinatorInfo, channel: Channel, event_log: EventLog) -> None:
+    coordinator.until_ended(BarrierTasks(event_log, info.num_ranks))
     channel.dismiss()
     # A moment longer: what ranks print comes by ways of its own, and later than their end.
     event = channel.next_event(_REST_S)
     while event is not None:
-        recording.show(event)
+        event_log.show(event)
         event = channel.next_event(_REST_S)
 
 

@@ -185,7 +185,7 @@ class LocalJob:
         return [row for end in self._ends for row in end.result()]
 
     def cancel(self) -> None:
-        """Nothing: ranks end when the channel dismisses them."""
+        """Does nothing: ranks end when the channel dismisses them."""
 
     def close(self) -> None:
         """Ends ranks that have not heard of the end of the run, and waits for all."""

@@ -86,11 +86,11 @@ class LoggedEvents:
 
     @property
     def turned_away(self) -> Mapping[str, int]:
-        """Nothing: rank 0 has seen who came, and has written it down."""
+        """Does nothing: rank 0 has seen who came, and has written it down."""
         return {}
 
     def dismiss(self) -> None:
-        """Nothing: rank 0 has told the others."""
+        """Does nothing: rank 0 has told the others."""
 
 
 class WithoutSteps:

@@ -219,7 +219,7 @@ def _run_on_spark(
     call = pickled_call(fn, args, kwargs)
     count = request.num_workers * request.gpus_per_worker
     progress = Progress(num_workers=count, epochs=0, verbose=verbose)
-    needs = Requirements(
+    requirements = Requirements(
         num_workers=request.num_workers,
         name="num_workers",
         keras=False,
@@ -227,7 +227,7 @@ def _run_on_spark(
         request=request,
     )
     about = f"elephant run: {counted(request.num_workers, 'worker')}"
-    with described(session, about), preflight_checked(session, needs, progress.note) as plan:
+    with described(session, about), preflight_checked(session, requirements, progress.note) as plan:
         rows = FrameRows(session.range(0, plan.slots_needed, 1, plan.slots_needed))
         spec = function_spec(call, plan, timeouts, env, progress.shows_output)
         attempt_on = barrier_attempts(

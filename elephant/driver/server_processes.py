@@ -108,7 +108,7 @@ def parts_of(model: ServerModel, config: FitConfig, run_id: str) -> list[ServerP
         layout=layout,
         first_value=0,
         num_values=layout.num_values,
-        # Of several servers none sees a whole gradient: the workers clip its norms.
+        # Several servers see a part of a gradient each: the workers clip its norms.
         rule=model.rule if count == 1 else without_clipping(model.rule)[0],
         divide_by_staleness=config.new_algorithm().divides_by_staleness,
         locked=config.mode != "hogwild",

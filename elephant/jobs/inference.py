@@ -111,7 +111,7 @@ def _counted(session: SparkSession, settings: Mapping[str, Any], path: str, writ
     """Returns the rows that are at the path, which a Parquet table's footers tell."""
     reader = session.read.format(settings.get("outputFormat", DEFAULT_FORMAT))
     reader = reader.options(**settings.get("writeOption", {}))
-    # Of no rows, some formats tell no schema.
+    # Some formats tell no schema when there are no rows.
     return (reader if written is None else reader.schema(written.schema)).load(path).count()
 
 

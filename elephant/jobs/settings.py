@@ -22,7 +22,7 @@ _FIT = (TRAIN, RESUME)
 _MODEL = (TRAIN, EVALUATE, PREDICT, RESUME)
 _LABELLED = (TRAIN, EVALUATE, RESUME)
 SAVE_MODES = ("errorifexists", "overwrite", "ignore")
-# Of each of these, a layer that gives one takes the place of the others in layers below it.
+# A layer that gives one name of a row takes the place of the others in layers below it.
 ALTERNATIVES = (
     ("data", "table"),
     ("output", "outputTable"),

@@ -25,7 +25,7 @@ NAME = "job.json"
 _SAVED = tuple(setting for setting in settings_of(TRAIN) if setting.name != "trusted")
 # SQL calls what it likes: java_method, say.
 _NAMED = {"where", *(setting.name for setting in _SAVED if setting.kind.reference is not None)}
-# Of files. Any other one is the name of a class.
+# Formats of files. Any other format is the name of a class.
 _FORMATS = ("avro", "csv", "delta", "json", "orc", "parquet", "text", "tfrecord")
 
 DEFAULT_SAVE_MODE = "errorifexists"

@@ -69,7 +69,7 @@ _UNPLACED_CLASSES = (
     keras.dtype_policies,
     *_UNPLACED_FUNCTIONS,
 )
-# Of Keras' team: Keras imports them where a config names them. Here whoever loads has done so.
+# Packages of Keras' team: Keras imports them where a config names them. Here the caller has imported them.
 _PACKAGES_OF_KERAS = ("keras_cv", "keras_hub", "keras_nlp")
 _DEEP = "a config that is nested too deeply to be looked at"
 _NAMES = ("class_name", "module", "name", "registered_name")

@@ -71,11 +71,11 @@ def DistributedOptimizer(
         raise ConfigurationError(f"optimizer: expected a keras.optimizers.Optimizer. Received: {optimizer!r}.")
     check_compression(compression)
     _refuse_wrapped(optimizer)
-    collective = api.current_collective()
-    if collective.world_size > 1:
-        link = measure_link(collective) if collective.crosses_hosts and bucket_bytes is None else None
-        share = RowShare(collective, num_rows)
-        averager = GradientAverager(collective, share, compression=compression, bucket_bytes=bucket_bytes, link=link)
+    communicator = api.current_collective()
+    if communicator.world_size > 1:
+        link = measure_link(communicator) if communicator.crosses_hosts and bucket_bytes is None else None
+        share = RowShare(communicator, num_rows)
+        averager = GradientAverager(communicator, share, compression=compression, bucket_bytes=bucket_bytes, link=link)
         _average_first(optimizer, averager)
     return optimizer
 
@@ -97,13 +97,13 @@ def broadcast_variables(variables: Sequence[Any], root: int = 0) -> None:
         >>> weight = keras.Variable([1.0, 2.0])
         >>> elephant.broadcast_variables([weight])
     """
-    collective = api.current_collective()
+    communicator = api.current_collective()
     for index, variable in enumerate(variables):
         if not hasattr(variable, "assign"):
             raise ConfigurationError(f"variables[{index}]: expected a variable. Received: {variable!r}.")
         value = np.array(keras.ops.convert_to_numpy(variable), order="C")
-        collective.broadcast_(value, root)
-        if collective.rank != root:
+        communicator.broadcast_(value, root)
+        if communicator.rank != root:
             variable.assign(value)
 
 
@@ -111,23 +111,23 @@ class RowShare:
     """This rank's part of the rows of all ranks in a step.
 
     Args:
-        collective: Connects the ranks.
+        communicator: Connects the ranks.
         num_rows: This rank's rows; None stands for the same number on every rank.
     """
 
-    def __init__(self, collective: Communicator, num_rows: Callable[[], int] | None) -> None:
-        self._collective = collective
+    def __init__(self, communicator: Communicator, num_rows: Callable[[], int] | None) -> None:
+        self._communicator = communicator
         self._num_rows = num_rows
 
     def __call__(self) -> float:
         """Returns the part, from zero to one; all ranks call it."""
         if self._num_rows is None:
-            return 1.0 / self._collective.world_size
+            return 1.0 / self._communicator.world_size
         rows = self._num_rows()
         total = np.array([rows], np.int64)
         if rows < 0:
             raise ConfigurationError(f"num_rows: expected a number of rows. Received: {rows!r}.")
-        self._collective.allreduce_(total)
+        self._communicator.allreduce_(total)
         return float(rows / total[0]) if total[0] else 0.0
 
 

@@ -64,10 +64,10 @@ def load_archive(archive: bytes, custom_objects: Mapping[str, Any], safe_mode: b
         path.write_bytes(archive)
         try:
             with warnings.catch_warnings(), found_lambdas(custom_objects):
-                # Of an optimizer that was never used: its step count, its rate unless a schedule has it, those of
+                # An optimizer that was never used has: its step count, its rate unless a schedule has it, those of
                 # optimizers inside of it, and what loss scaling counts.
                 warnings.filterwarnings("ignore", r"Skipping variable loading for optimizer.* has [1-8] variables")
-                # Of a layer without a build, which its first call builds: the weights are compared, or come beside.
+                # The first call of a layer without a build builds it: the weights are compared, or come beside.
                 warnings.filterwarnings("ignore", r"`build\(\)` was called on layer")
                 # `model_source` has an answer to that.
                 warnings.filterwarnings("ignore", r"`compile\(\)` was not called as part of model loading")

@@ -26,7 +26,7 @@ from elephant.backends import BACKENDS, current
 from elephant.backends.keras_private import compile_settings, replaced_code_functions, replaced_configs
 from elephant.errors import ConfigurationError
 
-# Of lambdas, in the place of a name.
+# Prefix of lambdas, in the place of a name.
 LAMBDA = "lambda:"
 PLAIN = (str, int, float, bool, type(None))
 _FUNCTIONS_OF_KERAS = ("activations", "losses", "metrics", "initializers", "regularizers")

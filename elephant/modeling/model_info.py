@@ -38,7 +38,7 @@ _CLASS_LOSSES = {
     "categorical_focal_crossentropy",
 }
 _BINARY_LOSSES = {"binary_crossentropy", "binary_focal_crossentropy"}
-# Of Keras, which have one value for a row of any shape, or for a whole batch.
+# Keras' losses that have one value for a row of any shape, or for a whole batch.
 _WHOLE_LOSSES = {"circle", "ctc", "dice", "tversky"}
 
 

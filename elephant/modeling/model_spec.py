@@ -116,7 +116,7 @@ class ModelSpec:
     """Recipe for one compiled model. Made by `model_source`.
 
     Args:
-        facts: What the model takes and gives.
+        info: What the model takes and gives.
         settings: Keras' settings where it was made; a process of its own applies them before it builds.
         archive: The bytes of a ``.keras`` file, or None when there is a builder.
         builder: A function without arguments that returns a compiled model, or None.
@@ -127,7 +127,7 @@ class ModelSpec:
         source_id: Tells sources apart; kept when the value is copied to another process.
     """
 
-    facts: ModelInfo
+    info: ModelInfo
     settings: KerasSettings
     archive: bytes | None = None
     builder: Callable[[], keras.Model] | None = None
@@ -185,7 +185,7 @@ def model_source(model: object, custom_objects: Mapping[str, Any] | None = None,
     """
     custom, settings = dict(custom_objects or {}), KerasSettings.current()
     if isinstance(model, ModelSpec):
-        if to_train and not model.facts.is_compiled:
+        if to_train and not model.info.is_compiled:
             raise _not_compiled("a model", "optimizer and loss")
         return model
     if isinstance(model, keras.Model):
@@ -194,13 +194,13 @@ def model_source(model: object, custom_objects: Mapping[str, Any] | None = None,
         settings = settings.suiting(model)
         with named_losses(model):
             try:
-                source = _saved_source(model, settings, custom)
+                spec = _saved_source(model, settings, custom)
             except ConfigurationError as error:
                 if is_of_keras(type(model)):
                     raise
-                source = _taken_source(model, settings, custom, error)
-        _given[source.source_id] = model
-        return source
+                spec = _taken_source(model, settings, custom, error)
+        _given[spec.source_id] = model
+        return spec
     if callable(model):
         return ModelSpec(ModelInfo.of(_call_builder(model)), settings, builder=model, custom_objects=custom)
     raise ConfigurationError(
@@ -209,9 +209,9 @@ def model_source(model: object, custom_objects: Mapping[str, Any] | None = None,
     )
 
 
-def given_model(source: ModelSpec) -> keras.Model | None:
+def given_model(spec: ModelSpec) -> keras.Model | None:
     """Returns the user's model that a source was made of in this process, while it is there."""
-    return _given.get(source.source_id)
+    return _given.get(spec.source_id)
 
 
 def _saved_source(model: keras.Model, settings: KerasSettings, custom: dict[str, Any]) -> ModelSpec:
@@ -221,9 +221,9 @@ def _saved_source(model: keras.Model, settings: KerasSettings, custom: dict[str,
         archive = save_archive(model)
     found = custom_objects_of(written)
     objects = {**found, **registered_objects(model), **custom}
-    source = ModelSpec(ModelInfo.of(model), settings, archive=archive, custom_objects=objects)
+    spec = ModelSpec(ModelInfo.of(model), settings, archive=archive, custom_objects=objects)
     # Built once here, or the first worker would be the one to find out that it cannot be.
-    rebuilt = source.build()
+    rebuilt = spec.build()
     # Keras takes a class with a compile of its own for compiled, and has not called that.
     if model.compiled and (not rebuilt.compiled or getattr(rebuilt, "optimizer", None) is None):
         raise ConfigurationError(
@@ -234,16 +234,16 @@ def _saved_source(model: keras.Model, settings: KerasSettings, custom: dict[str,
     refuse_forgotten_options(model, rebuilt)
     if found:
         with recorded_names() as again, accepted_configs(rebuilt), warnings.catch_warnings():
-            # Of lambdas, once more.
+            # Keras warns of lambdas once more.
             warnings.simplefilter("ignore")
             keras.saving.serialize_keras_object(rebuilt)
         require_same_objects(written, again, custom)
     if not have_equal_weights(model, rebuilt):
-        source = _with_own_weights(source, model, rebuilt)
+        spec = _with_own_weights(spec, model, rebuilt)
     require_same_switches(model, rebuilt)
     if objects:
         require_same_outputs(model, rebuilt)
-    return source
+    return spec
 
 
 def _taken_source(
@@ -263,18 +263,18 @@ def _taken_source(
             ) from error
         rebuilt = taken()
     refuse_forgotten_options(model, rebuilt)
-    source = ModelSpec(ModelInfo.of(model), settings, builder=taken)
+    spec = ModelSpec(ModelInfo.of(model), settings, builder=taken)
     if not model.weights or not (model.built or type(model).call is keras.Model.call):
-        return source
+        return spec
     build_variables(rebuilt, None)
     # An optimizer that has not been used has no state yet.
     given = state_variables(model) if getattr(model.optimizer, "built", False) else model.weights
     for variable, value in zip(state_variables(rebuilt), given, strict=False):
         variable.assign(value)
-    return replace(source, variables=tuple(read_variables(rebuilt)))
+    return replace(spec, variables=tuple(read_variables(rebuilt)))
 
 
-def _with_own_weights(source: ModelSpec, model: keras.Model, rebuilt: keras.Model) -> ModelSpec:
+def _with_own_weights(spec: ModelSpec, model: keras.Model, rebuilt: keras.Model) -> ModelSpec:
     """Returns a source that carries weights beside its archive, in which Keras keeps others.
 
     Of layers with ``enable_lora`` an archive has one kernel, and a model that is made of it draws new factors.
@@ -283,7 +283,7 @@ def _with_own_weights(source: ModelSpec, model: keras.Model, rebuilt: keras.Mode
     build_variables(rebuilt, None)
     for weight, value in zip(rebuilt.weights, model.weights, strict=True):
         weight.assign(value)
-    return replace(source, variables=tuple(read_variables(rebuilt)))
+    return replace(spec, variables=tuple(read_variables(rebuilt)))
 
 
 def require_compiled(model: keras.Model) -> None:
@@ -356,17 +356,17 @@ class Servable:
 
     @classmethod
     @on_cpu()
-    def of(cls, source: ModelSpec) -> Servable:
+    def of(cls, spec: ModelSpec) -> Servable:
         """Returns the parts of a source's model that predict; it is built for that once, unless its archive has all."""
-        in_archive = source.archive is not None and source.variables is None
+        in_archive = spec.archive is not None and spec.variables is None
         return cls(
-            source.settings,
-            archive=None if source.archive is None else without_optimizer(source.archive),
-            builder=source.builder,
-            weights=None if in_archive else tuple(read_values(source.build().weights)),
-            rows=source.rows,
-            custom_objects=source.custom_objects,
-            safe_mode=source.safe_mode,
+            spec.settings,
+            archive=None if spec.archive is None else without_optimizer(spec.archive),
+            builder=spec.builder,
+            weights=None if in_archive else tuple(read_values(spec.build().weights)),
+            rows=spec.rows,
+            custom_objects=spec.custom_objects,
+            safe_mode=spec.safe_mode,
         )
 
     @classmethod
@@ -388,15 +388,15 @@ class Servable:
 
     def build(self) -> keras.Model:
         """Returns a new model; one that was compiled is compiled again, with an optimizer that keeps nothing."""
-        source = ModelSpec(
-            facts=None,  # type: ignore[arg-type]  # nothing of them is needed to build it
+        spec = ModelSpec(
+            info=None,  # type: ignore[arg-type]  # nothing of them is needed to build it
             settings=self.settings,
             archive=self.archive,
             builder=self.builder,
             custom_objects=self.custom_objects,
             safe_mode=self.safe_mode,
         )
-        model = source.build()
+        model = spec.build()
         if self.weights is not None:
             with self.settings.applied():
                 build_variables(model, self.rows)

@@ -176,13 +176,13 @@ class PushHook:
     """Receiver of the gradients of a step.
 
     Args:
-        exchange: Of a worker; set before its first step, which may have been traced before there were servers.
+        pusher: Of a worker; set before its first step, which may have been traced before there were servers.
     """
 
-    exchange: GradientPusher | None = None
+    pusher: GradientPusher | None = None
 
 
-def attach_exchange(exchange: GradientPusher | None, model: keras.Model) -> PushHook:
+def attach_exchange(pusher: GradientPusher | None, model: keras.Model) -> PushHook:
     """Makes the model's optimizer push gradients and assign the weights that come back, and nothing else.
 
     With loss scaling the inner optimizer is the one: a step whose gradients overflow pushes nothing. A
@@ -190,13 +190,13 @@ def attach_exchange(exchange: GradientPusher | None, model: keras.Model) -> Push
     made dense: all rows of the embedding travel.
 
     Args:
-        exchange: Where they go; None where the hook is told later.
+        pusher: Where they go; None where the hook is told later.
 
     Raises:
         UnsupportedError: See `check_gradient_push`.
     """
     check_gradient_push(model)
-    hook, optimizer = PushHook(exchange), inner_optimizer(model.optimizer)
+    hook, optimizer = PushHook(pusher), inner_optimizer(model.optimizer)
     variables = list(model.trainable_variables)
     places = {id(variable): place for place, variable in enumerate(variables)}
 
@@ -233,13 +233,13 @@ def _push_and_assign(hook: PushHook, present: Sequence[tuple[Any, int]], variabl
 
 def _noting_failure(hook: PushHook, positions: Sequence[int]) -> Callable[..., list[np.ndarray]]:
     def push(*gradients: np.ndarray) -> list[np.ndarray]:
-        exchange = hook.exchange
-        if exchange is None:
+        pusher = hook.pusher
+        if pusher is None:
             raise RuntimeError("expected a step to be trained with servers")
         try:
-            return exchange.exchange(gradients, positions)
+            return pusher.exchange(gradients, positions)
         except BaseException as error:
-            exchange.error = exchange.error or error
+            pusher.error = pusher.error or error
             raise
 
     return push

@@ -17,7 +17,7 @@ from elephant.errors import UnsupportedError
 
 
 def synchronize(
-    layers: Sequence[keras.layers.BatchNormalization], collective: Communicator, share: Callable[[], float]
+    layers: Sequence[keras.layers.BatchNormalization], communicator: Communicator, share: Callable[[], float]
 ) -> None:
     """Makes batch normalization layers use the mean and variance of the rows of all ranks.
 
@@ -35,7 +35,7 @@ def synchronize(
             raise UnsupportedError(
                 f"syncBatchNorm: this version of Keras, {keras.__version__}, is not known. Leave it out."
             )
-        replace_moments(layer, _moments_of_all_ranks(moments_of(layer), layer, collective, share))
+        replace_moments(layer, _moments_of_all_ranks(moments_of(layer), layer, communicator, share))
 
 
 def synchronized_layers(model: keras.Model, every: bool) -> list[keras.layers.BatchNormalization]:
@@ -96,14 +96,14 @@ def batch_norm_layers(model: keras.Model) -> list[keras.layers.BatchNormalizatio
 def _moments_of_all_ranks(
     own_moments: Callable[..., Any],
     layer: keras.layers.BatchNormalization,
-    collective: Communicator,
+    communicator: Communicator,
     share: Callable[[], float],
 ) -> Callable[..., Any]:
     def moments(inputs: Any, mask: Any) -> tuple[Any, Any]:
         mean, variance = own_moments(inputs, mask)
         count = ops.broadcast_to(_count(inputs, mask, reduction_axes(layer)), ops.shape(mean))
         block = ops.stack([mean, variance, ops.cast(count, mean.dtype)])
-        parts = current().all_gather(block, collective, share)
+        parts = current().all_gather(block, communicator, share)
         means, variances, counts = parts[:, 0], parts[:, 1], parts[:, 2]
         total = ops.sum(counts, axis=0)
         mean = ops.sum(counts * means, axis=0) / total

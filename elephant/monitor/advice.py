@@ -68,10 +68,10 @@ def advice_on_runs(runs: Sequence[ScalingRun], options: Mapping[str, Any]) -> li
         runs: Of the same fit, with different numbers of workers.
         options: Params of the estimator that were chosen, by name.
     """
-    measured = measured_runs(runs)
-    if not measured:
+    scaling_runs = measured_runs(runs)
+    if not scaling_runs:
         return []
-    return _advice({"measured": measured, "shares": measured[-1].shares, "options": options})
+    return _advice({"measured": scaling_runs, "shares": scaling_runs[-1].shares, "options": options})
 
 
 def _advice(known: Mapping[str, Any]) -> list[str]:
@@ -80,17 +80,17 @@ def _advice(known: Mapping[str, Any]) -> list[str]:
 
 
 @_rule
-def _on_workers(measured: Sequence[ScalingRun]) -> Iterable[str]:
-    first, last = measured[0], measured[-1]
-    best = max(measured, key=lambda run: run.rows_per_s)
-    enough = next(run for run in measured if run.rows_per_s >= _ENOUGH * best.rows_per_s)
+def _on_workers(scaling_runs: Sequence[ScalingRun]) -> Iterable[str]:
+    first, last = scaling_runs[0], scaling_runs[-1]
+    best = max(scaling_runs, key=lambda run: run.rows_per_s)
+    enough = next(run for run in scaling_runs if run.rows_per_s >= _ENOUGH * best.rows_per_s)
     if enough is not last:
         gain = last.rows_per_s / enough.rows_per_s - 1
         yield (
             f"Use {counted(enough.workers)}: {last.workers} train {abs(gain):.0%} {'more' if gain >= 0 else 'fewer'} "
             f"rows per second ({last.rows_per_s:,.0f} after {enough.rows_per_s:,.0f})."
         )
-    elif last is not first and (share := efficiencies(measured)[last.workers]) >= _SCALES:
+    elif last is not first and (share := efficiencies(scaling_runs)[last.workers]) >= _SCALES:
         yield (
             f"More workers are likely to pay off: {last.workers} reach {share:.0%} of what they could by the rate of "
             f"{first.workers}."
@@ -98,8 +98,8 @@ def _on_workers(measured: Sequence[ScalingRun]) -> Iterable[str]:
 
 
 @_rule
-def _on_cores(measured: Sequence[ScalingRun]) -> Iterable[str]:
-    first, last, slower = measured[0], measured[-1], _slower(measured)
+def _on_cores(scaling_runs: Sequence[ScalingRun]) -> Iterable[str]:
+    first, last, slower = scaling_runs[0], scaling_runs[-1], _slower(scaling_runs)
     if slower > _SLOWER:
         yield (
             f"Computing a step takes {slower:.1f} times as long with {counted(last.workers)} as with {first.workers}: "
@@ -141,8 +141,8 @@ def _on_exchange_of_fit(sums: Sequence[Mapping[str, Any]]) -> Iterable[str]:
 
 
 @_rule
-def _on_exchange_of_runs(measured: Sequence[ScalingRun], options: Mapping[str, Any]) -> Iterable[str]:
-    run, share = measured[-1], measured[-1].shares["exchange_s"]
+def _on_exchange_of_runs(scaling_runs: Sequence[ScalingRun], options: Mapping[str, Any]) -> Iterable[str]:
+    run, share = scaling_runs[-1], scaling_runs[-1].shares["exchange_s"]
     if share <= _MUCH_EXCHANGE_OF_RUNS:
         return
     by_step = options.get("frequency", "batch") == "batch"
@@ -169,9 +169,9 @@ def _on_exchange_of_runs(measured: Sequence[ScalingRun], options: Mapping[str, A
 
 
 @_rule
-def _on_waiting(measured: Sequence[ScalingRun]) -> Iterable[str]:
-    last = measured[-1]
-    if last.shares["others_s"] > _MUCH_WAITING and _slower(measured) <= _SLOWER:
+def _on_waiting(scaling_runs: Sequence[ScalingRun]) -> Iterable[str]:
+    last = scaling_runs[-1]
+    if last.shares["others_s"] > _MUCH_WAITING and _slower(scaling_runs) <= _SLOWER:
         yield (
             f"{counted(last.workers)} wait for slower ones {last.shares['others_s']:.0%} of their time. Where machines "
             "differ for good, mode='asynchronous' lets each go at its own pace; compare the accuracy then."
@@ -188,8 +188,8 @@ def _on_input(shares: Mapping[str, float]) -> Iterable[str]:
 
 
 @_rule
-def _on_noise(measured: Sequence[ScalingRun]) -> Iterable[str]:
-    noisy = max(measured, key=lambda run: run.spread)
+def _on_noise(scaling_runs: Sequence[ScalingRun]) -> Iterable[str]:
+    noisy = max(scaling_runs, key=lambda run: run.spread)
     if noisy.spread > _SPREAD:
         yield (
             f"Rates with {counted(noisy.workers)} differ by {noisy.spread:.0%} from epoch to epoch: smaller "
@@ -230,9 +230,9 @@ def _numbers_of(history: Mapping[str, Sequence[float]], name: str) -> list[float
     return [value for value in history.get(name, ()) if value is not None]
 
 
-def _slower(measured: Sequence[ScalingRun]) -> float:
+def _slower(scaling_runs: Sequence[ScalingRun]) -> float:
     """Returns how many times as long a step computes with the most workers; of other batches it is another one."""
-    first, last = measured[0], measured[-1]
+    first, last = scaling_runs[0], scaling_runs[-1]
     return _compute_s(last) / _compute_s(first) if first.batch_size == last.batch_size else 1.0
 
 

@@ -63,7 +63,7 @@ from elephant.net.server import Server
 from elephant.net.stream import Listener, Stream, connect
 
 MET = "Met"
-# Of a thousand tasks, each of which tells of eight GPUs.
+# An answer may hold what a thousand tasks with eight GPUs each tell.
 ANSWER_LIMITS = Limits(max_manifest_bytes=64 * 2**20, max_payload_bytes=LIMITS.max_payload_bytes)
 _SEND_S = 60.0
 
@@ -82,20 +82,22 @@ class TaskAllgather:
 
     def __init__(self) -> None:
         self._changing = threading.Lock()
-        self._arrived: dict[int, tuple[Stream, str]] = {}
+        self._arrived_streams: dict[int, tuple[Stream, str]] = {}
         self.is_over = False
 
     def add(self, arrived: Arrived, stream: Stream) -> None:
         """Takes what a task says, and answers all of them when it was the last one."""
         with self._changing:
-            self._arrived[arrived.rank] = (stream, arrived.text)
-            if len(self._arrived) < arrived.num_tasks:
+            self._arrived_streams[arrived.rank] = (stream, arrived.text)
+            if len(self._arrived_streams) < arrived.num_tasks:
                 return
             self.is_over = True
-            told = [text for _, (_, text) in sorted(self._arrived.items())]
-            for waiting, _ in self._arrived.values():
+            told = [text for _, (_, text) in sorted(self._arrived_streams.items())]
+            for waiting_streams, _ in self._arrived_streams.values():
                 try:
-                    waiting.send(Message(kind=MET, fields={"texts": told}), Deadline(_SEND_S, "answering a task"))
+                    waiting_streams.send(
+                        Message(kind=MET, fields={"texts": told}), Deadline(_SEND_S, "answering a task")
+                    )
                 except NetworkError:
                     # It is lost: the thread that listens to it says so.
                     continue
@@ -111,8 +113,8 @@ class Channel:
         self._timeouts = timeouts
         self._streams: set[Stream] = set()
         self._streams_changed = threading.Condition()
-        self._waiting: Stream | None = None
-        self._answered: Stream | None = None
+        self._waiting_streams: Stream | None = None
+        self._answered_streams: Stream | None = None
         self._listener = Listener.bind(bind_host, 0) if isinstance(bind_host, str) else bind_host
         self.port = int(self._listener.address[1])
         self._server = Server(
@@ -170,7 +172,7 @@ class Channel:
                 waiting = Deadline(self._timeouts.heartbeat_s, "a heartbeat")
                 event = from_message(stream.receive(waiting, LIMITS, whole_within_s=_RESULT_TIMEOUT_S))
             except DeadlineExceededError:
-                if is_output or stream is self._answered:
+                if is_output or stream is self._answered_streams:
                     # A rank that receives much says nothing meanwhile.
                     continue
                 if task is not None:
@@ -201,7 +203,7 @@ class Channel:
                 task = event
                 continue
             if isinstance(event, CallbacksDue):
-                self._waiting = stream
+                self._waiting_streams = stream
             if isinstance(event, Arrived):
                 waits = self._look_after(stream)
                 self._meeting.add(event, stream)
@@ -232,14 +234,14 @@ class Channel:
 
     def answer(self, done: CallbacksDone) -> None:
         """Tells the rank that waits for callbacks what they ask for; one that is lost is heard of by its stream."""
-        if self._waiting is None:
+        if self._waiting_streams is None:
             return
-        self._answered = self._waiting
+        self._answered_streams = self._waiting_streams
         try:
             with contextlib.suppress(NetworkError):
-                self._waiting.send(to_message(done), Deadline(_RESULT_TIMEOUT_S, "answering a rank"))
+                self._waiting_streams.send(to_message(done), Deadline(_RESULT_TIMEOUT_S, "answering a rank"))
         finally:
-            self._answered = None
+            self._answered_streams = None
 
     def dismiss(self, timeout_s: float = 5.0) -> None:
         """Tells all ranks that the fit is over, and waits until their processes have let go.

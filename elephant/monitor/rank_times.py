@@ -10,7 +10,7 @@ from typing import Any
 from elephant.monitor.events import RankEpoch
 
 
-def rank_times(events: Sequence[RankEpoch], *, together: bool) -> list[dict[str, Any]]:
+def rank_times(epochs: Sequence[RankEpoch], *, together: bool) -> list[dict[str, Any]]:
     """Returns the parts of each rank's seconds, a dictionary for each epoch and rank.
 
     ``epoch`` from zero, ``rank``, ``rows`` and ``rows_per_s`` of training, ``seconds`` of the epoch, and of these:
@@ -19,29 +19,29 @@ def rank_times(events: Sequence[RankEpoch], *, together: bool) -> list[dict[str,
     take every step together, nobody keeps the one waiting that waits least, and its seconds are those of the exchange.
 
     Args:
-        events: Of all ranks, by epoch.
+        epochs: Of all ranks, by epoch.
         together: Whether they take every step together.
     """
     times = []
-    for _, group in groupby(events, key=lambda event: event.epoch):
+    for _, group in groupby(epochs, key=lambda epoch: epoch.epoch):
         of_epoch = list(group)
-        exchange_s = min(event.wait_s for event in of_epoch) if together else math.inf
-        times += [_times(event, min(exchange_s, event.wait_s)) for event in of_epoch]
+        exchange_s = min(epoch.wait_s for epoch in of_epoch) if together else math.inf
+        times += [_times(epoch, min(exchange_s, epoch.wait_s)) for epoch in of_epoch]
     return times
 
 
-def _times(event: RankEpoch, exchange_s: float) -> dict[str, Any]:
+def _times(epoch: RankEpoch, exchange_s: float) -> dict[str, Any]:
     return {
-        "epoch": event.epoch,
-        "rank": event.rank,
-        "rows": event.rows,
-        "rows_per_s": event.rows / event.training_s if event.training_s > 0 else 0.0,
-        "seconds": event.seconds,
-        "compute_s": max(event.seconds - event.wait_s - event.input_s, 0.0),
+        "epoch": epoch.epoch,
+        "rank": epoch.rank,
+        "rows": epoch.rows,
+        "rows_per_s": epoch.rows / epoch.training_s if epoch.training_s > 0 else 0.0,
+        "seconds": epoch.seconds,
+        "compute_s": max(epoch.seconds - epoch.wait_s - epoch.input_s, 0.0),
         "exchange_s": exchange_s,
-        "others_s": event.wait_s - exchange_s,
-        "input_s": event.input_s,
-        "bytes_sent": event.bytes_sent,
+        "others_s": epoch.wait_s - exchange_s,
+        "input_s": epoch.input_s,
+        "bytes_sent": epoch.bytes_sent,
     }
 
 

@@ -133,7 +133,7 @@ class FitRecord:
     @property
     def rank_epochs(self) -> list[RankEpoch]:
         """Parts of each rank's seconds, by epoch and rank."""
-        return [event for _, event in sorted(self._rank_epochs.items())]
+        return [epoch for _, epoch in sorted(self._rank_epochs.items())]
 
     @property
     def next_steps(self) -> dict[int, int]:

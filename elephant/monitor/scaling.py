@@ -110,9 +110,10 @@ def efficiencies(runs: Sequence[ScalingRun]) -> dict[int, float]:
     >>> efficiencies([ScalingRun(workers=n, batch_size=8, rates=[r]) for n, r in ((1, 100.0), (4, 300.0))])
     {1: 1.0, 4: 0.75}
     """
-    measured = measured_runs(runs)
+    scaling_runs = measured_runs(runs)
     return {
-        run.workers: run.rows_per_s / run.workers * measured[0].workers / measured[0].rows_per_s for run in measured
+        run.workers: run.rows_per_s / run.workers * scaling_runs[0].workers / scaling_runs[0].rows_per_s
+        for run in scaling_runs
     }
 
 
@@ -173,14 +174,14 @@ def page(runs: Sequence[ScalingRun], texts: Sequence[str], facts: Mapping[str, o
         texts: The advice.
         facts: What was measured, by name.
     """
-    measured = measured_runs(runs)
-    steps = [(str(run.workers), [_step_bars(run)]) for run in measured]
-    slowest = max((run.step_s for run in measured), default=0.0)
+    scaling_runs = measured_runs(runs)
+    steps = [(str(run.workers), [_step_bars(run)]) for run in scaling_runs]
+    slowest = max((run.step_s for run in scaling_runs), default=0.0)
     parts = [
         ("Advice", items_html(texts)),
         (
             "Rows per second",
-            measured and f"<p>{legend({'measured': _LINE, 'ideal': _IDEAL})}</p>{_rates_svg(measured)}",
+            scaling_runs and f"<p>{legend({'measured': _LINE, 'ideal': _IDEAL})}</p>{_rates_svg(scaling_runs)}",
         ),
         (
             "A step",

@@ -168,7 +168,7 @@ class CheckpointCallback(keras.callbacks.Callback):
     def __init__(
         self,
         job: TrainingJob,
-        collective: Communicator,
+        communicator: Communicator,
         reporter: StateReporter,
         *,
         own: Sequence[keras.callbacks.Callback],
@@ -176,12 +176,12 @@ class CheckpointCallback(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         self._job = job
-        self._collective = collective
+        self._communicator = communicator
         self._reporter = reporter
         self._own = {id(callback) for callback in own}
         self._rows = rows
         self._history: dict[str, list[Any]] = {} if job.state is None else joined(job.state.history, {})
-        self._generator = None if job.state is None else job.state.arrays.get(f"generator/{collective.rank}")
+        self._generator = None if job.state is None else job.state.arrays.get(f"generator/{communicator.rank}")
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         state = self._job.state
@@ -190,7 +190,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         pairs = zip(self._job.callbacks, state.facts["callbacks"], strict=False)
         restore_states([pair for pair in pairs if id(pair[0]) in self._own], state.arrays)
         # Callbacks have begun as if training did: some change the learning rate then.
-        restore_optimizers(self.model, state, self._job, self._collective)
+        restore_optimizers(self.model, state, self._job, self._communicator)
         for variable, value in zip(self._job.outside, state.group("outside"), strict=False):
             assign(variable, value)
 
@@ -206,8 +206,8 @@ class CheckpointCallback(keras.callbacks.Callback):
         stopped = bool(self.model.stop_training)
         if not is_saved(done, self._job.config, stopped=stopped):
             return
-        own = own_arrays(self.model, self._job, self._collective)
-        if self._collective.rank == 0:
+        own = own_arrays(self.model, self._job, self._communicator)
+        if self._communicator.rank == 0:
             self._reporter.keep(self._state(done, own, stopped))
 
     def _state(self, done: int, own: Arrays, stopped: bool) -> FitState:
@@ -221,7 +221,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         facts = {
             "fit": identity_of(self._job.config),
             "rows": self._rows.to_json(),
-            "num_workers": self._collective.world_size // self._job.config.gpus_per_worker,
+            "num_workers": self._communicator.world_size // self._job.config.gpus_per_worker,
             "stopped": stopped,
             "optimizer_names": optimizer_names(self.model),
             "callbacks": states,
@@ -230,26 +230,26 @@ class CheckpointCallback(keras.callbacks.Callback):
         return FitState(epochs=done, history=self._history, arrays=arrays, facts=facts)
 
 
-def own_arrays(model: keras.Model, job: TrainingJob, collective: Communicator) -> Arrays:
+def own_arrays(model: keras.Model, job: TrainingJob, communicator: Communicator) -> Arrays:
     """Gathers each rank's own arrays, by rank; all ranks call it, and rank 0 gets the whole."""
     arrays: Arrays = {}
-    for rank, numbers in enumerate(collective.allgather(_random_numbers(model))):
+    for rank, numbers in enumerate(communicator.allgather(_random_numbers(model))):
         arrays[f"random/{rank}"] = np.array(numbers)
-    for rank, of_framework in enumerate(collective.allgather(current().generator_state())):
+    for rank, of_framework in enumerate(communicator.allgather(current().generator_state())):
         if len(of_framework):
             arrays[f"generator/{rank}"] = np.array(of_framework)
-    if not job.config.averages_gradients and collective.world_size > 1:
+    if not job.config.averages_gradients and communicator.world_size > 1:
         own = [value for optimizer in optimizers_of(model) for value in read_values(optimizer.variables)]
-        for rank in range(collective.world_size):
+        for rank in range(communicator.world_size):
             for index, value in enumerate(own):
                 flat = np.ascontiguousarray(value).reshape(-1).view(np.uint8).copy()
-                collective.broadcast_(flat, root=rank)
-                if collective.rank == 0:
+                communicator.broadcast_(flat, root=rank)
+                if communicator.rank == 0:
                     arrays[f"local/{rank}/{index}"] = flat.view(value.dtype).reshape(value.shape)
     return arrays
 
 
-def restore(model: keras.Model, job: TrainingJob, collective: Communicator) -> None:
+def restore(model: keras.Model, job: TrainingJob, communicator: Communicator) -> None:
     """Gives a rank's model what it had at the end of the epoch that a fit goes on from; nothing where it begins.
 
     Raises:
@@ -260,14 +260,14 @@ def restore(model: keras.Model, job: TrainingJob, collective: Communicator) -> N
     require_same_optimizers(job.state.facts, optimizer_names(model))
     continue_files(job.callbacks)
     write_variables(model, job.state.group("model"), remedy=OF_CHECKPOINT)
-    restore_optimizers(model, job.state, job, collective)
-    numbers = job.state.arrays.get(f"random/{collective.rank}")
+    restore_optimizers(model, job.state, job, communicator)
+    numbers = job.state.arrays.get(f"random/{communicator.rank}")
     # A rank that there was not before has been seeded as any new one is.
     if numbers is not None:
         _restore_random_numbers(model, numbers)
 
 
-def restore_optimizers(model: keras.Model, state: FitState, job: TrainingJob, collective: Communicator) -> None:
+def restore_optimizers(model: keras.Model, state: FitState, job: TrainingJob, communicator: Communicator) -> None:
     """Gives a model's optimizers what they had, but for a rate that follows the number of workers."""
     optimizers = optimizers_of(model)
     whole = state.group("model")
@@ -279,12 +279,12 @@ def restore_optimizers(model: keras.Model, state: FitState, job: TrainingJob, co
         if updated and not optimizer.built:
             optimizer.build([model.weights[place] for place in updated])
         _assign(optimizer, state.group(f"optimizer/{index}"))
-    own = state.group(f"local/{collective.rank}")
+    own = state.group(f"local/{communicator.rank}")
     for optimizer in optimizers if own else ():
         _assign(optimizer, own[: len(optimizer.variables)])
         own = own[len(optimizer.variables) :]
     # The ranks of one worker share its batch.
-    workers, before = collective.world_size // job.config.gpus_per_worker, state.facts["num_workers"]
+    workers, before = communicator.world_size // job.config.gpus_per_worker, state.facts["num_workers"]
     if job.config.scale_learning_rate and before != workers:
         for optimizer in rated_optimizers(model):
             rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate))

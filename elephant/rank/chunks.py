@@ -156,14 +156,14 @@ class ChunkChannel:
             self._sending = mmap.mmap(self._descriptors[0], length)
         return self._sending
 
-    def _arrays(self, about: _InMemory) -> list[pa.Array]:
+    def _arrays(self, in_memory: _InMemory) -> list[pa.Array]:
         mapped, memory = self._received
-        if mapped < about.size:
+        if mapped < in_memory.size:
             mapped = os.fstat(self._descriptors[1]).st_size
             memory = pa.py_buffer(mmap.mmap(self._descriptors[1], mapped, access=mmap.ACCESS_READ))
             self._received = (mapped, memory)
-        part = memory.slice(0, about.size)
-        if about.outlives:
+        part = memory.slice(0, in_memory.size)
+        if in_memory.outlives:
             # The next ones take the same place.
             part = pa.py_buffer(part.to_pybytes())
         return list(pa.ipc.open_stream(part).read_next_batch().columns)

@@ -32,7 +32,7 @@ UNNEEDED = ("matplotlib", "sklearn")
 _GROUPS = Path("/proc/self/cgroup")
 _MOUNT = Path("/sys/fs/cgroup")
 _HOST = Path("/proc/meminfo")
-# Of all memory, how much has to be free.
+# The part of all memory that has to be free.
 _SHARE_FREE = 0.1
 
 

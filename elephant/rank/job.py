@@ -46,12 +46,12 @@ class BatchFunctions:
         preprocess: From a batch, a dictionary of columns, to what the model takes; None takes columns as they are. It
             runs once and its result is kept, or for every batch where it takes a random generator.
         augment: From a batch and a random generator to a batch, for every training batch of every epoch; or None.
-        target: What preprocess is to make of the columns, as far as it is known before it has run.
+        target_schema: What preprocess is to make of the columns, as far as it is known before it has run.
     """
 
     preprocess: Callable[..., Any] | None = None
     augment: Callable[..., Any] | None = None
-    target: DataSchema | None = None
+    target_schema: DataSchema | None = None
 
     @property
     def given(self) -> list[Callable[..., Any]]:
@@ -119,7 +119,7 @@ class TrainingJob:
     @property
     def model_schema(self) -> DataSchema:
         """Schema of the model's input: another one than the rows' where these are preprocessed."""
-        return self.schema if self.preprocessing.target is None else self.preprocessing.target
+        return self.schema if self.preprocessing.target_schema is None else self.preprocessing.target_schema
 
 
 def _limit_of_keras(name: str) -> int | None:

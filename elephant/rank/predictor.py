@@ -85,7 +85,7 @@ def _most_bytes(model: keras.Model) -> int | None:
     inputs = getattr(model, "inputs", None)
     if not inputs:
         return None
-    # Of sparse tensors most elements take no memory.
+    # Most elements of sparse tensors take no memory.
     shapes = [tensor.shape[1:] for tensor in (*inputs, *_outputs_of(model)) if not tensor.sparse]
     if any(None in shape for shape in shapes):
         return None

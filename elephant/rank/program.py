@@ -96,9 +96,9 @@ class SynchronousProgram(Program):
         """Forms the collective of all ranks, and does the work."""
         rank_info = RankInfo.from_bytes(block)
         timeouts, PROCESS.of_task = rank_info.timeouts, rank_info.phases
-        with _reporter(rank_info, on_dismissed) as reporter:
+        with _reporter(rank_info, on_dismissed) as channel:
             with Listener(socket.socket(fileno=inherited(rank_info.listener_fd))) as listener:
-                collective = form_collective(
+                communicator = form_collective(
                     rank_info.rank,
                     rank_info.addresses,
                     listener,
@@ -108,11 +108,11 @@ class SynchronousProgram(Program):
                     operation_timeout_s=timeouts.collective_s,
                 )
             PROCESS.end("connecting to ranks")
-            with collective, api.using(collective):
-                return self.run(job, rank_info, collective, reporter)
+            with communicator, api.using(communicator):
+                return self.run(job, rank_info, communicator, channel)
 
     @abstractmethod
-    def run(self, job: Any, rank_info: RankInfo, collective: Communicator, reporter: ChannelClient) -> bytes:
+    def run(self, job: Any, rank_info: RankInfo, communicator: Communicator, channel: ChannelClient) -> bytes:
         """Does the work.
 
         Returns:
@@ -144,19 +144,19 @@ class SynchronousFitProgram(SynchronousProgram):
         self,
         job: tuple[TrainingJob, TracedStep | None],
         rank_info: RankInfo,
-        collective: Communicator,
-        reporter: ChannelClient,
+        communicator: Communicator,
+        channel: ChannelClient,
     ) -> bytes:
         from elephant.rank.job import epoch_plan
         from elephant.rank.synchronous import train_rank
 
-        fit, ahead = job
+        fit, traced_step = job
         # The framework has computed nothing until now, where that would be too early.
-        current().join_devices(collective, fit.config, rank_info.addresses[rank_info.rank][0])
+        current().join_devices(communicator, fit.config, rank_info.addresses[rank_info.rank][0])
         shard = _opened_shard(rank_info, fit)
         plan = epoch_plan(fit, rank_info.num_rows, rank_info.num_marked)
-        reporter.send(_started(rank_info, plan, first_step=plan.number(fit.first_epoch, 0) + 1))
-        train_rank(fit, shard, plan, collective, reporter, ahead)
+        channel.send(_started(rank_info, plan, first_step=plan.number(fit.first_epoch, 0) + 1))
+        train_rank(fit, shard, plan, communicator, channel, traced_step)
         return b""
 
 
@@ -182,13 +182,13 @@ class AsynchronousProgram(Program):
         from elephant.rank.asynchronous.asynchronous_fit import train_worker
         from elephant.rank.job import epoch_plan
 
-        fit, ahead = job
+        fit, traced_step = job
         rank_info = RankInfo.from_bytes(block)
         PROCESS.of_task = rank_info.phases
         shard = _opened_shard(rank_info, fit)
         plan = epoch_plan(fit, rank_info.num_rows, rank_info.num_marked)
-        with _reporter(rank_info, on_dismissed) as reporter:
-            reporter.send(_started(rank_info, plan))
+        with _reporter(rank_info, on_dismissed) as channel:
+            channel.send(_started(rank_info, plan))
             with ParameterServerClient(
                 rank_info.servers,
                 token=bytes.fromhex(rank_info.token),
@@ -199,7 +199,7 @@ class AsynchronousProgram(Program):
                 compression=fit.config.compression,
                 timeouts=rank_info.timeouts,
             ) as servers:
-                train_worker(fit, shard, rank_info, servers, reporter, ahead)
+                train_worker(fit, shard, rank_info, servers, channel, traced_step)
         return b""
 
 
@@ -227,10 +227,10 @@ class FunctionProgram(SynchronousProgram):
     subject = "The function or one of its arguments"
 
     def prepare(self) -> None:
-        """Nothing: what a function needs, it imports itself."""
+        """Does nothing: a function imports what it needs."""
 
-    def run(self, job: FunctionCall, rank_info: RankInfo, collective: Communicator, reporter: ChannelClient) -> bytes:
-        reporter.send(_started(rank_info))
+    def run(self, job: FunctionCall, rank_info: RankInfo, communicator: Communicator, channel: ChannelClient) -> bytes:
+        channel.send(_started(rank_info))
         try:
             result = job.fn(*job.args, **job.kwargs)
         except BaseException as error:
@@ -248,7 +248,7 @@ class ChunksProgram(Program):
     subject = "The model or a function"
 
     def prepare(self) -> None:
-        """Nothing: the functions import what they need."""
+        """Does nothing: the functions import what they need."""
 
     def start(self, job: None, block: bytes, on_dismissed: Callable[[], None]) -> bytes:
         """Serves the worker until it hangs up, by ending this process or because it has ended itself."""
@@ -277,7 +277,7 @@ def _reporter(rank_info: RankInfo, on_dismissed: Callable[[], None]) -> Iterator
         most_bytes = MOST_BYTES if rank_info.rank == 0 else MOST_BYTES // (rank_info.world_size - 1)
         files, left_out = taken_files(Path(os.environ.get(WORK_FOLDER, os.devnull)) / USER_FOLDER, most_bytes)
         if files or left_out:
-            reporter.send(FilesLeft.of(files, left_out, rank=rank_info.rank), timeout_s=timeout_s)
+            channel.send(FilesLeft.of(files, left_out, rank=rank_info.rank), timeout_s=timeout_s)
 
     def dismissed() -> None:
         # The driver listens for a moment; where it is gone, nobody does.
@@ -292,9 +292,9 @@ def _reporter(rank_info: RankInfo, on_dismissed: Callable[[], None]) -> Iterator
         rank=rank_info.rank,
         timeouts=rank_info.timeouts,
         on_dismissed=dismissed,
-    ) as reporter:
+    ) as channel:
         try:
-            yield reporter
+            yield channel
         except BaseException:
             # A driver that is gone, or has given up, must not hide why.
             with contextlib.suppress(NetworkError):
@@ -342,9 +342,9 @@ def _lost_peer(error: BaseException) -> BaseException | None:
     return next((known for known in api.failures() if isinstance(known, PeerLostError)), None)
 
 
-def _pickled_result(job: FunctionCall, result: Any, rank: int) -> bytes:
+def _pickled_result(call: FunctionCall, result: Any, rank: int) -> bytes:
     try:
-        return job.pickled(result)
+        return call.pickled(result)
     except Exception as error:
         raise ConfigurationError(
             f"result of rank {rank}: expected something that can be pickled. Received: {type(result).__name__}: "

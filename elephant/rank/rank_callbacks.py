@@ -34,7 +34,7 @@ from elephant.rank.metrics.metric_sums import global_logs, sum_metrics
 from elephant.rank.rank_progress import RankWeight, StepTimes
 
 _PROGRESS_INTERVAL_S = 0.25
-# Of all ranks together.
+# Reports of all ranks together.
 _PROGRESS_PER_S = 100
 
 
@@ -68,22 +68,22 @@ def in_order(
     return [*(listed if times is None else times.around(listed)), *callbacks.get(CallbackOrder.LOSSES, ())]
 
 
-def average_moving_statistics(model: keras.Model, collective: Communicator, share: float) -> None:
+def average_moving_statistics(model: keras.Model, communicator: Communicator, share: float) -> None:
     """Replaces each rank's moving statistics by the average over the ranks, weighted by the rows of the epoch."""
     variables = moving_statistics(model)
     if not variables:
         return
     statistics = flatten(variables) * share if share else np.zeros(sum(int(np.prod(v.shape)) for v in variables))
-    collective.allreduce_(statistics)
+    communicator.allreduce_(statistics)
     assign_flat(variables, statistics)
 
 
-def require_equal_weights(model: keras.Model, collective: Communicator, epoch: int) -> None:
+def require_equal_weights(model: keras.Model, communicator: Communicator, epoch: int) -> None:
     """Raises TrainingError on every rank when the ranks' weights have drifted apart."""
     digest = 0
     for variable in model.trainable_variables:
         digest = zlib.crc32(np.asarray(keras.ops.convert_to_numpy(variable)).tobytes(), digest)
-    digests = [int(part[0]) for part in collective.allgather(np.array([digest], dtype=np.int64))]
+    digests = [int(part[0]) for part in communicator.allgather(np.array([digest], dtype=np.int64))]
     if len(set(digests)) > 1:
         raise TrainingError(
             f"expected equal weights on all ranks after epoch {epoch + 1}. Received: different ones "
@@ -92,18 +92,18 @@ def require_equal_weights(model: keras.Model, collective: Communicator, epoch: i
         )
 
 
-def share_variables(variables: Sequence[keras.Variable], collective: Communicator) -> None:
+def share_variables(variables: Sequence[keras.Variable], communicator: Communicator) -> None:
     """Gives every rank the values that variables have on rank 0."""
     for variable in variables:
         value = np.array(keras.ops.convert_to_numpy(variable), order="C")
-        collective.broadcast_(value)
+        communicator.broadcast_(value)
         variable.assign(value)
 
 
-def any_rank(flag: bool, collective: Communicator) -> bool:
+def any_rank(flag: bool, communicator: Communicator) -> bool:
     """Returns whether the flag is set on any rank."""
     flags = np.array([flag], dtype=np.int64)
-    collective.allreduce_(flags, op="max")
+    communicator.allreduce_(flags, op="max")
     return bool(flags[0])
 
 
@@ -127,9 +127,9 @@ class IdleSteps(keras.callbacks.Callback):
     two averages would also apply the stand-in's gradient: its optimizer's state is kept too.
     """
 
-    def __init__(self, share: RankWeight, *, keep_optimizers: bool = False, synchronized: bool = False) -> None:
+    def __init__(self, weight: RankWeight, *, keep_optimizers: bool = False, synchronized: bool = False) -> None:
         super().__init__()
-        self._share = share
+        self._weight = weight
         self._keep_optimizers = keep_optimizers
         self._synchronised = synchronized
         self._saved: list[tuple[keras.Variable, np.ndarray]] | None = None
@@ -138,7 +138,7 @@ class IdleSteps(keras.callbacks.Callback):
         self._saved = None
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        if not self._share.is_idle:
+        if not self._weight.is_idle:
             self._put_back()
         elif self._saved is None:
             layers = synchronized_layers(self.model, self._synchronised) if not self._keep_optimizers else []
@@ -166,26 +166,26 @@ class GlobalEpoch(keras.callbacks.Callback):
 
     def __init__(
         self,
-        collective: Communicator,
+        communicator: Communicator,
         plan: EpochPlan,
-        share: RankWeight,
+        weight: RankWeight,
         validation_batches: Callable[[], Any],
         callbacks: Sequence[keras.callbacks.Callback],
     ) -> None:
         super().__init__()
-        self._collective = collective
+        self._communicator = communicator
         self._plan = plan
-        self._share = share
+        self._weight = weight
         self._validation_batches = validation_batches
         self._callbacks = _TestCallbacks(list(callbacks))
         self._logs: dict[str, Any] = {}
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         logs = {} if logs is None else logs
-        if self._collective.world_size > 1:
-            logs.update(global_logs(self.model, self._collective, logs, self._share()))
-            average_moving_statistics(self.model, self._collective, self._share.since(0))
-            require_equal_weights(self.model, self._collective, epoch)
+        if self._communicator.world_size > 1:
+            logs.update(global_logs(self.model, self._communicator, logs, self._weight()))
+            average_moving_statistics(self.model, self._communicator, self._weight.since(0))
+            require_equal_weights(self.model, self._communicator, epoch)
         if sum(self._plan.validation_rows):
             results = self._validate()
             logs.update({f"val_{name}": value for name, value in results.items()})
@@ -197,13 +197,13 @@ class GlobalEpoch(keras.callbacks.Callback):
             logs.update(self._logs)
 
     def _validate(self) -> dict[str, Any]:
-        steps = self._plan.validation_steps(self._collective.rank)
+        steps = self._plan.validation_steps(self._communicator.rank)
         if steps:
             self.model.evaluate(self._validation_batches(), steps=steps, verbose=0, callbacks=self._callbacks)
         else:
             self._callbacks.on_test_begin()
             self.model.reset_metrics()
-        results = sum_metrics(self.model, self._collective)
+        results = sum_metrics(self.model, self._communicator)
         self._callbacks.end_test(results)
         return results
 
@@ -215,7 +215,7 @@ class _TestCallbacks(keras.callbacks.CallbackList):
     """
 
     def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Nothing: this rank's evaluation alone has ended."""
+        """Does nothing: this rank's evaluation alone has ended."""
 
     def end_test(self, logs: dict[str, Any]) -> None:
         """Tells the callbacks that the evaluation has ended."""
@@ -322,11 +322,11 @@ class DriverTurn(keras.callbacks.Callback):
     """
 
     def __init__(
-        self, collective: Communicator, reporter: Reporter, *, told: str, steps: int, feed: BatchFeed, wait_s: float
+        self, communicator: Communicator, reporter: Reporter, *, told: str, steps: int, feed: BatchFeed, wait_s: float
     ) -> None:
         super().__init__()
         self._steps = steps
-        self._collective = collective
+        self._communicator = communicator
         self._reporter = reporter
         self._told = told
         self._feed = feed
@@ -345,7 +345,7 @@ class DriverTurn(keras.callbacks.Callback):
 
     def _take_turn(self, epoch: int | None, logs: dict[str, Any]) -> dict[str, Any]:
         """Waits for the driver; returns the logs as its callbacks have left them, on rank 0."""
-        is_first, weights = self._collective.rank == 0, list[np.ndarray]()
+        is_first, weights = self._communicator.rank == 0, list[np.ndarray]()
         if is_first:
             self._reporter.send(self._due(epoch, logs))
         orders = np.array([1.0, 0.0, np.nan, 0.0])
@@ -355,12 +355,12 @@ class DriverTurn(keras.callbacks.Callback):
                 logs, weights = done.logs, list(done.arrays)
                 rate = np.nan if done.learning_rate is None else done.learning_rate
                 orders = np.array([0.0, done.stop, rate, bool(weights)])
-            if self._collective.world_size > 1:
-                self._collective.broadcast_(orders)
+            if self._communicator.world_size > 1:
+                self._communicator.broadcast_(orders)
         for variable, value in zip(self.model.weights, weights, strict=False):
             variable.assign(value)
-        if orders[3] and self._collective.world_size > 1:
-            share_variables(self.model.weights, self._collective)
+        if orders[3] and self._communicator.world_size > 1:
+            share_variables(self.model.weights, self._communicator)
         if not np.isnan(orders[2]):
             self.model.optimizer.learning_rate = float(orders[2])
         self.model.stop_training = self.model.stop_training or bool(orders[1])
@@ -396,31 +396,31 @@ class CollectiveStop(keras.callbacks.Callback):
 
     def __init__(
         self,
-        collective: Communicator,
+        communicator: Communicator,
         stop: StopSignal,
         reporter: Reporter | None,
-        share: RankWeight,
+        weight: RankWeight,
         *,
         asks: bool,
     ) -> None:
         super().__init__()
         self._asks = asks
-        self._share = share
-        self._collective = collective
+        self._weight = weight
+        self._communicator = communicator
         self._stop = stop
         self._reporter = reporter
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         # Not ``self.model``, which on JAX puts the state of every step back into the variables.
-        if self._collective.world_size > 1:
-            if not self._share.is_idle:
+        if self._communicator.world_size > 1:
+            if not self._weight.is_idle:
                 self._stop.requested = self._stop.requested or self._model.stop_training
             if self._asks:
-                self._stop.agreed = any_rank(self._stop.requested, self._collective)
+                self._stop.agreed = any_rank(self._stop.requested, self._communicator)
             self._model.stop_training = self._stop.agreed
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         wanted = self.model.stop_training or self._stop.requested
-        self.model.stop_training = any_rank(wanted, self._collective)
-        if self._collective.rank == 0 and self._reporter is not None:
+        self.model.stop_training = any_rank(wanted, self._communicator)
+        if self._communicator.rank == 0 and self._reporter is not None:
             self._reporter.epoch(epoch, as_numbers(logs))

@@ -22,7 +22,7 @@ from elephant.rank.process_pipe import begin_step
 
 # Callbacks that end an epoch more quickly are not worth telling.
 _SHORT_S = 1e-4
-# Of steps that are taken by one call. So long a failure, or the news of where a rank is, may wait.
+# Limits of the steps that one call takes. So long a failure, or the news of where a rank is, may wait.
 _RUN_S = 0.05
 _LONGEST_RUN = 64
 # Whole batches of a rank in a fit for which a graph is traced that knows their rows. That takes 0.3 to 0.9 s; a step
@@ -118,20 +118,20 @@ class RankWeight:
 class StepCounter(keras.callbacks.Callback):
     """Tells a share which step begins, and keeps its number for messages; the first callback of all."""
 
-    def __init__(self, share: RankWeight) -> None:
+    def __init__(self, weight: RankWeight) -> None:
         super().__init__()
-        self._share = share
+        self._weight = weight
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._share.epoch, self._share.step = epoch, 0
+        self._weight.epoch, self._weight.step = epoch, 0
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        self._share.begin(batch)
-        begin_step(self._share.plan.number(self._share.epoch, batch) + 1)
+        self._weight.begin(batch)
+        begin_step(self._weight.plan.number(self._weight.epoch, batch) + 1)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         # It may be the last of a run.
-        self._share.step = batch
+        self._weight.step = batch
 
 
 class StepRuns(keras.callbacks.CallbackList):
@@ -144,7 +144,7 @@ class StepRuns(keras.callbacks.CallbackList):
         callbacks: The callbacks.
         epochs: Of the fit, up to which Keras' callbacks count.
         steps: Takes steps; see `elephant.backends.base.Backend.steps_function`.
-        share: Weight of the rank, the same in all steps of a run.
+        weight: Weight of the rank, the same in all steps of a run.
     """
 
     def __init__(
@@ -153,18 +153,18 @@ class StepRuns(keras.callbacks.CallbackList):
         model: keras.Model,
         epochs: int,
         steps: Steps,
-        share: RankWeight,
+        weight: RankWeight,
     ) -> None:
         # Keras gives a list of its own what it calls params; `fit` gives this one none.
-        params = {"verbose": 0, "epochs": epochs, "steps": share.plan.steps}
+        params = {"verbose": 0, "epochs": epochs, "steps": weight.plan.steps}
         super().__init__(list(callbacks), add_history=True, model=model, **params)
         self._steps = steps
-        self._share = share
+        self._weight = weight
         self._length = 1
-        whole = share.plan.training_rows[share.rank] // share.plan.batch_size * epochs
-        self._knows_rows = whole * share.plan.steps >= _WORTH_TRACING * share.plan.pass_steps
+        whole = weight.plan.training_rows[weight.rank] // weight.plan.batch_size * epochs
+        self._knows_rows = whole * weight.plan.steps >= _WORTH_TRACING * weight.plan.pass_steps
         # For Keras' loop, which reads it when it begins.
-        model.steps_per_execution = share.plan.steps
+        model.steps_per_execution = weight.plan.steps
         model.make_train_function = self._make_train_function
 
     def _make_train_function(self, force: bool = False) -> None:
@@ -179,13 +179,13 @@ class StepRuns(keras.callbacks.CallbackList):
         super().on_train_begin(logs)
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Nothing: it is the epoch that begins."""
+        """Does nothing: it is the epoch that begins."""
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Nothing: it is the epoch that ends."""
+        """Does nothing: it is the epoch that ends."""
 
     def _take_epoch(self, iterator: Any) -> Any:
-        plan, epoch, first, logs = self._share.plan, self._share.epoch, 0, None
+        plan, epoch, first, logs = self._weight.plan, self._weight.epoch, 0, None
         while first < plan.steps:
             number = plan.number(epoch, first)
             count = min(self._length, plan.next_change(number) - number, plan.steps - first)
@@ -201,8 +201,8 @@ class StepRuns(keras.callbacks.CallbackList):
 
     def _known_rows(self, number: int) -> int | None:
         """Returns how many rows the step has, where a graph for whole batches is worth its tracing; None otherwise."""
-        plan = self._share.plan
-        is_whole = plan.rows_at(self._share.rank, number) == plan.batch_size
+        plan = self._weight.plan
+        is_whole = plan.rows_at(self._weight.rank, number) == plan.batch_size
         return plan.batch_size if self._knows_rows and is_whole else None
 
 
@@ -216,7 +216,7 @@ class StepTimes(keras.callbacks.Callback):
         world_size: Ranks of the fit.
         feed: Where the rows come from; it is told of steps before.
         exchange: Counts what goes to other ranks, or to servers.
-        place: Knows the batch, where an epoch may begin in its middle.
+        position: Knows the batch, where an epoch may begin in its middle.
     """
 
     def __init__(
@@ -226,14 +226,14 @@ class StepTimes(keras.callbacks.Callback):
         world_size: int,
         feed: BatchFeed,
         exchange: ExchangeCounts,
-        place: TrainingPosition | None = None,
+        position: TrainingPosition | None = None,
     ) -> None:
         super().__init__()
         self._reporter = reporter
         self._rank = rank
         self._feed = feed
         self._exchange = exchange
-        self._place = place
+        self._position = position
         self._left = MOST_STEPS // world_size
         self._has_begun = False
         # One for all that is told: times would jump with a clock that is set.
@@ -259,7 +259,7 @@ class StepTimes(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         began, waited_s, fed_s = self._before
-        number = (batch if self._place is None else self._place.batch) + 1
+        number = (batch if self._position is None else self._position.batch) + 1
         now = time.monotonic()
         step = (number, began, now, self._exchange.waited_s - waited_s, self._feed.waited_s - fed_s)
         (self._first if len(self._first) < STEPS_AT_ENDS else self._last).append(step)

@@ -54,7 +54,7 @@ class RemoteFiles(keras.callbacks.Callback):
         self._folder: Path | None = None
         # What the given paths begin with: ``s3://bucket``, or nothing for a mount.
         self._roots: list[str] = []
-        self._remote: dict[Path, Folder] = {}
+        self._remote_folder: dict[Path, Folder] = {}
         self._copied: dict[Path, tuple[int, int]] = {}
         if self._given:
             # Before training begins: some open their files at its first event, before this one hears of it.
@@ -102,10 +102,10 @@ class RemoteFiles(keras.callbacks.Callback):
 
     def _target(self, local: Path) -> Folder:
         """Returns the folder that a local file is meant for."""
-        if local.parent not in self._remote:
+        if local.parent not in self._remote_folder:
             number, *names = local.parent.relative_to(self._folder or "").parts
-            self._remote[local.parent] = self._opened("/".join([self._roots[int(number)], *names]))
-        return self._remote[local.parent]
+            self._remote_folder[local.parent] = self._opened("/".join([self._roots[int(number)], *names]))
+        return self._remote_folder[local.parent]
 
     def _fetch(self, local: Path) -> None:
         """Gets a file, such as a log that is gone on with, if it is there."""

@@ -173,17 +173,17 @@ class SharedState:
 
     Args:
         callbacks: All of a fit.
-        source: The model that travels.
+        spec: The model that travels.
         functions: The user's functions on batches, which travel too.
     """
 
     def __init__(
-        self, callbacks: Sequence[keras.callbacks.Callback], source: ModelSpec, functions: Sequence[Any]
+        self, callbacks: Sequence[keras.callbacks.Callback], spec: ModelSpec, functions: Sequence[Any]
     ) -> None:
-        self._travels = reached_from([source.custom_objects, source.builder, *functions])
-        given = given_model(source)
+        self._travels = reached_from([spec.custom_objects, spec.builder, *functions])
+        given = given_model(spec)
         of_model = reached_from([] if given is None else [given])
-        # Of what Keras keeps in a model, using it changes much.
+        # Use changes much of what Keras keeps in a model, so only its variables count.
         own = {key: thing for key, thing in of_model.items() if is_variable(thing)}
         self._given = {key: thing for key, thing in own.items() if key not in self._travels}
         self._callbacks = callbacks
@@ -215,7 +215,7 @@ class SharedState:
 
 
 def outside_here(
-    travelled: Sequence[Any], callbacks: Sequence[keras.callbacks.Callback], source: ModelSpec, functions: Sequence[Any]
+    travelled: Sequence[Any], callbacks: Sequence[keras.callbacks.Callback], spec: ModelSpec, functions: Sequence[Any]
 ) -> tuple[Any, ...]:
     """Returns, on a rank, the variables that callbacks share with the model there, in the order of the driver's.
 
@@ -227,7 +227,7 @@ def outside_here(
     """
     if not travelled:
         return ()
-    shared = SharedState(callbacks, source, functions)
+    shared = SharedState(callbacks, spec, functions)
     found = {id(one): one for place in range(len(callbacks)) for one in shared.outside(place)}
     come = {id(one) for one in travelled}
     of_modules = [one for key, one in found.items() if key not in come]
@@ -263,11 +263,11 @@ class OutsideVariables(keras.callbacks.Callback):
     """
 
     def __init__(
-        self, variables: Sequence[Any], collective: Communicator, callbacks: Sequence[keras.callbacks.Callback]
+        self, variables: Sequence[Any], communicator: Communicator, callbacks: Sequence[keras.callbacks.Callback]
     ) -> None:
         super().__init__()
         self._variables = variables
-        self._collective = collective
+        self._communicator = communicator
         self._events = {event for event in BATCH_EVENTS for one in callbacks if listens(one, event)}
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -290,8 +290,8 @@ class OutsideVariables(keras.callbacks.Callback):
     def _share(self) -> None:
         for variable in self._variables:
             value = read(variable)
-            self._collective.broadcast_(value)
-            if self._collective.rank:
+            self._communicator.broadcast_(value)
+            if self._communicator.rank:
                 assign(variable, value)
 
 

@@ -77,18 +77,18 @@ class WeightAveraging(keras.callbacks.Callback):
 
     def __init__(
         self,
-        collective: Communicator,
-        share: RankWeight,
+        communicator: Communicator,
+        weight: RankWeight,
         *,
         every: int | None,
         compression: str | None,
         stop: StopSignal,
     ) -> None:
         super().__init__()
-        self._collective = collective
-        self._share = share
+        self._communicator = communicator
+        self._weight = weight
         self._every = every
-        self._compression = compression if collective.crosses_hosts else None
+        self._compression = compression if communicator.crosses_hosts else None
         self._stop = stop
         self._averaged_at = self._step = 0
 
@@ -103,17 +103,17 @@ class WeightAveraging(keras.callbacks.Callback):
         self._before_idling: list[np.ndarray] | None = None
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        if self._share.is_idle and self._before_idling is None:
+        if self._weight.is_idle and self._before_idling is None:
             # Stand-in rows are trained on from here on; what they do to the weights is not to count.
             self._before_idling = read_values(self.model.trainable_variables)
-        elif not self._share.is_idle and self._before_idling is not None:
+        elif not self._weight.is_idle and self._before_idling is not None:
             for variable, value in zip(self.model.trainable_variables, self._before_idling, strict=True):
                 variable.assign(value)
             self._before_idling = None
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         self._step = batch + 1
-        if self._every is not None and self._step % self._every == 0 and self._step < self._share.plan.steps:
+        if self._every is not None and self._step % self._every == 0 and self._step < self._weight.plan.steps:
             self._average()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -124,10 +124,10 @@ class WeightAveraging(keras.callbacks.Callback):
         variables = self.model.trainable_variables
         learned = self._before_idling or read_values(variables)
         moves = [value - agreed for value, agreed in zip(learned, self._agreed, strict=True)]
-        self._buffer.pack([*moves, np.zeros(1)], self._share.since(self._averaged_at))
+        self._buffer.pack([*moves, np.zeros(1)], self._weight.since(self._averaged_at))
         flag = self._buffer.unpack()[-1]
         flag[0] = float(self._stop.requested)
-        self._buffer.allreduce(self._collective, lambda flat: self._reduction.reduce_(flat, self._collective))
+        self._buffer.allreduce(self._communicator, lambda flat: self._reduction.reduce_(flat, self._communicator))
         self._stop.agreed = self._stop.agreed or bool(flag[0] > 0)
         for variable, agreed, move in zip(variables, self._agreed, self._buffer.unpack(), strict=False):
             agreed += move
@@ -139,9 +139,9 @@ def train_rank(
     job: TrainingJob,
     shard: Shard,
     plan: EpochPlan,
-    collective: Communicator,
+    communicator: Communicator,
     reporter: Reporter,
-    ahead: TracedStep | None = None,
+    traced_step: TracedStep | None = None,
 ) -> None:
     """Trains one rank to the end and reports the trained variables from rank 0.
 
@@ -150,56 +150,61 @@ def train_rank(
         TrainingError: The ranks do not agree any more.
         Exception: Whatever the model or a callback raises.
     """
-    overlaps = bool(job.config.bucket_bytes) or (job.config.bucket_bytes is None and collective.crosses_hosts)
+    overlaps = bool(job.config.bucket_bytes) or (job.config.bucket_bytes is None and communicator.crosses_hosts)
     set_up_process(overlaps=overlaps)
     outside = outside_here(job.outside, job.callbacks, job.model, job.preprocessing.given)
     job = replace(job, outside=outside)
-    shard, changes = prepared_rows(job, shard, collective, collective.rank)
-    feed = BatchFeed(shard, plan, job.config, collective.rank, changes, job.class_weight)
-    model = _prepared_model(job, feed, plan, collective, ahead)
+    shard, changes = prepared_rows(job, shard, communicator, communicator.rank)
+    feed = BatchFeed(shard, plan, job.config, communicator.rank, changes, job.class_weight)
+    model = _prepared_model(job, feed, plan, communicator, traced_step)
     batches = feed.training_batches(first_epoch=job.first_epoch)
     build_metrics(model, batches)
     require_averaged_weights(model, job.callbacks)
-    share, stop = RankWeight(plan, collective.rank), StopSignal()
-    with changes.own_errors(), _averaged_gradients(model, job, feed, collective, share, stop, ahead) as trial:
-        callbacks = _callbacks(job, feed, plan, collective, share, stop, reporter, trial)
+    weight, stop = RankWeight(plan, communicator.rank), StopSignal()
+    with changes.own_errors(), _averaged_gradients(model, job, feed, communicator, weight, stop, traced_step) as trial:
+        callbacks = _callbacks(job, feed, plan, communicator, weight, stop, reporter, trial)
         # What was traced ahead is taken, unless loops that did not fit were left since.
-        steps = (ahead and ahead.steps) or steps_in_runs(model, job)
+        steps = (traced_step and traced_step.steps) or steps_in_runs(model, job)
         model.fit(
             batches,
             initial_epoch=job.first_epoch,
             epochs=job.config.epochs,
             steps_per_epoch=plan.steps,
-            callbacks=callbacks if steps is None else StepRuns(callbacks, model, job.config.epochs, steps, share),
+            callbacks=callbacks if steps is None else StepRuns(callbacks, model, job.config.epochs, steps, weight),
             shuffle=False,  # the feed has done it
             verbose=0,
         )
-    if collective.rank == 0:
+    if communicator.rank == 0:
         reporter.result([*read_variables(model), *map(read, job.outside)], feed.rows)
 
 
 def _prepared_model(
-    job: TrainingJob, feed: BatchFeed, plan: EpochPlan, collective: Communicator, ahead: TracedStep | None
+    job: TrainingJob, feed: BatchFeed, plan: EpochPlan, communicator: Communicator, traced_step: TracedStep | None
 ) -> keras.Model:
     policy = mixed_policy(job.config)
-    if policy is not None and any_rank(policy == BFLOAT16, collective):
+    if policy is not None and any_rank(policy == BFLOAT16, communicator):
         # All compute alike: a rank without a GPU decides.
         policy = BFLOAT16
-    if ahead is None:
+    if traced_step is None:
         model = prepared_model(job, feed.rows, num_ranks=plan.world_size, policy=policy)
     else:
-        model = ahead.model
-    if collective.world_size > 1:
-        share_variables(state_variables(model), collective)
+        model = traced_step.model
+    if communicator.world_size > 1:
+        share_variables(state_variables(model), communicator)
         count_rows(model)
-    reseed(model, job.config.seed, collective.rank)
-    restore(model, job, collective)
+    reseed(model, job.config.seed, communicator.rank)
+    restore(model, job, communicator)
     leave_loops(model, plan, job.config.frequency)
     return model
 
 
 def _try_losses_out(
-    losses: RankLosses, model: keras.Model, job: TrainingJob, plan: EpochPlan, feed: BatchFeed, collective: Communicator
+    losses: RankLosses,
+    model: keras.Model,
+    job: TrainingJob,
+    plan: EpochPlan,
+    feed: BatchFeed,
+    communicator: Communicator,
 ) -> LossTrial | None:
     """Has every rank try model and losses on its own rows, before any step; what losses are tells that with most rows.
 
@@ -211,10 +216,10 @@ def _try_losses_out(
     rank, trial = int(np.argmax(plan.training_rows)), None
     batch = feed.sample(MOST_ROWS)
     if batch is not None:
-        allowed, is_first = job.config.allow_batch_coupled_loss, collective.rank == rank
+        allowed, is_first = job.config.allow_batch_coupled_loss, communicator.rank == rank
         trial = try_out(losses, model, batch, sample=feed.sample, allowed=allowed, metrics=is_first)
     known = np.array([KINDS.index(loss.kind) for loss in losses.losses], np.int64)
-    losses.settle([KINDS[place] for place in collective.allgather(known)[rank]])
+    losses.settle([KINDS[place] for place in communicator.allgather(known)[rank]])
     return trial
 
 
@@ -225,10 +230,10 @@ def _rehearse_step(
     if not rehearsal.is_needed(model):
         return
     rank, names, known = int(np.argmax(plan.training_rows)), rehearsal.gradient_names(model), GradientInfo()
-    batch = feed.sample(MOST_ROWS) if averager.collective.rank == rank else None
+    batch = feed.sample(MOST_ROWS) if averager.communicator.rank == rank else None
     if batch is not None:
         known = rehearsal.rehearse(model, averager, batch, allowed=job.config.allow_batch_coupled_loss)
-    rows = averager.collective.allgather(known.to_rows(names))[rank]
+    rows = averager.communicator.allgather(known.to_rows(names))[rank]
     known = GradientInfo.from_rows(rows, names)
     averager.sums, averager.places = set(known.sums), dict(known.places)
 
@@ -238,35 +243,35 @@ def _averaged_gradients(
     model: keras.Model,
     job: TrainingJob,
     feed: BatchFeed,
-    collective: Communicator,
-    share: RankWeight,
+    communicator: Communicator,
+    weight: RankWeight,
     stop: StopSignal,
-    ahead: TracedStep | None,
+    traced_step: TracedStep | None,
 ) -> Iterator[LossTrial | None]:
     """Has the model's optimizers average gradients over the ranks, unless these average weights or are one.
 
     Gives what tries the losses on further rows; None where there is nothing to try.
     """
     config = job.config
-    if collective.world_size == 1 or not config.averages_gradients:
+    if communicator.world_size == 1 or not config.averages_gradients:
         yield None
         return
-    if ahead is not None and ahead.averager is not None and ahead.losses is not None:
-        averager, losses = ahead.averager, ahead.losses
-        averager.bind(collective, share, stop)
+    if traced_step is not None and traced_step.averager is not None and traced_step.losses is not None:
+        averager, losses = traced_step.averager, traced_step.losses
+        averager.bind(communicator, weight, stop)
     else:
-        averager = _attached_averager(model, job, collective, share, stop)
+        averager = _attached_averager(model, job, communicator, weight, stop)
         losses = RankLosses(model, averager)
     try:
         averager.agree_on_kernel()
         current().reduce_on_devices(averager, config)
-        trial = _try_losses_out(losses, model, job, share.plan, feed, collective)
-        _rehearse_step(averager, model, job, share.plan, feed)
-        synchronize(synchronized_layers(model, config.sync_batch_norm), collective, share)
+        trial = _try_losses_out(losses, model, job, weight.plan, feed, communicator)
+        _rehearse_step(averager, model, job, weight.plan, feed)
+        synchronize(synchronized_layers(model, config.sync_batch_norm), communicator, weight)
         yield trial
     except Exception as error:
         # Ends an exchange that still goes on in the background.
-        collective.abort()
+        communicator.abort()
         if averager.error is not None and averager.error is not error:
             raise averager.error from error
         raise
@@ -275,14 +280,14 @@ def _averaged_gradients(
 
 
 def _attached_averager(
-    model: keras.Model, job: TrainingJob, collective: Communicator, share: RankWeight, stop: StopSignal
+    model: keras.Model, job: TrainingJob, communicator: Communicator, weight: RankWeight, stop: StopSignal
 ) -> GradientAverager:
     config = job.config
     num_bytes = sum(4 * math.prod(variable.shape) for variable in model.trainable_variables)
-    chosen = config.bucket_bytes is not None or num_bytes < WORTH_SPLITTING or not collective.crosses_hosts
-    link = None if chosen else measure_link(collective)
+    chosen = config.bucket_bytes is not None or num_bytes < WORTH_SPLITTING or not communicator.crosses_hosts
+    link = None if chosen else measure_link(communicator)
     averager = GradientAverager(
-        collective, share, compression=config.compression, bucket_bytes=config.bucket_bytes, link=link, stop=stop
+        communicator, weight, compression=config.compression, bucket_bytes=config.bucket_bytes, link=link, stop=stop
     )
     average_gradients(model, averager)
     return averager
@@ -292,44 +297,44 @@ def _callbacks(
     job: TrainingJob,
     feed: BatchFeed,
     plan: EpochPlan,
-    collective: Communicator,
-    share: RankWeight,
+    communicator: Communicator,
+    weight: RankWeight,
     stop: StopSignal,
     reporter: Reporter,
     trial: LossTrial | None,
 ) -> list[keras.callbacks.Callback]:
-    rank, config, order = collective.rank, job.config, CallbackOrder
-    local = not config.averages_gradients and collective.world_size > 1
+    rank, config, order = communicator.rank, job.config, CallbackOrder
+    local = not config.averages_gradients and communicator.world_size > 1
     own = callbacks_of_rank(job.callbacks, rank)
-    broadcast_rate(own, collective.world_size // config.gpus_per_worker)
-    times = StepTimes(reporter, rank, plan.world_size, feed, collective) if job.traced else None
+    broadcast_rate(own, communicator.world_size // config.gpus_per_worker)
+    times = StepTimes(reporter, rank, plan.world_size, feed, communicator) if job.traced else None
     evaluated = own if times is None else [*own, times]
     # Ranks that train alone do not meet after each step.
     asks, told = not local and may_stop_in_batches(job.callbacks), reporter if job.driver_reads is None else None
     callbacks: dict[CallbackOrder, list[keras.callbacks.Callback]] = {
-        order.STEPS: [StepCounter(share)],
-        order.EPOCH: [GlobalEpoch(collective, plan, share, feed.validation_batches, evaluated)],
+        order.STEPS: [StepCounter(weight)],
+        order.EPOCH: [GlobalEpoch(communicator, plan, weight, feed.validation_batches, evaluated)],
         order.OF_USER: own,
-        order.PROGRESS: [StepProgress(reporter, plan, rank, feed, collective)],
-        order.STOP: [CollectiveStop(collective, stop, told, share, asks=asks)],
+        order.PROGRESS: [StepProgress(reporter, plan, rank, feed, communicator)],
+        order.STOP: [CollectiveStop(communicator, stop, told, weight, asks=asks)],
     }
     if plan.own_steps(rank) < plan.pass_steps:
-        callbacks[order.IDLE] = [IdleSteps(share, keep_optimizers=local, synchronized=config.sync_batch_norm)]
+        callbacks[order.IDLE] = [IdleSteps(weight, keep_optimizers=local, synchronized=config.sync_batch_norm)]
     if local:
         every = config.frequency if isinstance(config.frequency, int) else None
-        averaging = WeightAveraging(collective, share, every=every, compression=config.compression, stop=stop)
+        averaging = WeightAveraging(communicator, weight, every=every, compression=config.compression, stop=stop)
         callbacks[order.EXCHANGE] = [averaging]
-    if job.outside and collective.world_size > 1:
-        callbacks[order.OUTSIDE] = [OutsideVariables(job.outside, collective, own)]
+    if job.outside and communicator.world_size > 1:
+        callbacks[order.OUTSIDE] = [OutsideVariables(job.outside, communicator, own)]
     remote = RemoteFiles(own)
     if remote.is_needed:
         callbacks[order.FILES] = [remote]
     if job.driver_reads is not None:
         wait_s = config.timeouts.collective_s / 2
-        turn = DriverTurn(collective, reporter, told=job.driver_reads, steps=plan.steps, feed=feed, wait_s=wait_s)
+        turn = DriverTurn(communicator, reporter, told=job.driver_reads, steps=plan.steps, feed=feed, wait_s=wait_s)
         callbacks[order.DRIVER] = [turn]
     if config.checkpoint_path is not None or job.state is not None:
-        callbacks[order.CHECKPOINT] = [CheckpointCallback(job, collective, reporter, own=own, rows=feed.rows)]
+        callbacks[order.CHECKPOINT] = [CheckpointCallback(job, communicator, reporter, own=own, rows=feed.rows)]
     if trial is not None:
         callbacks[order.LOSSES] = [LossWatch(trial, allowed=config.allow_batch_coupled_loss)]
     return in_order(callbacks, times)

@@ -134,18 +134,18 @@ def traced_step(job: TrainingJob) -> TracedStep | None:
 
 def _is_known(job: TrainingJob) -> bool:
     """Returns whether job and columns alone decide the step."""
-    config, source = job.config, job.model
+    config, spec = job.config, job.model
     if not current().traces_ahead or job.state is not None:
         return False
     if job.preprocessing.preprocess is not None or job.preprocessing.augment is not None:
         return False
-    synchronizes = config.sync_batch_norm or source.facts.synchronized
+    synchronizes = config.sync_batch_norm or spec.info.synchronized
     if config.mixed_precision or synchronizes or config.compression is not None:
         return False
     if config.scale_learning_rate and not config.is_synchronous:
         return False
-    # Of a larger one it depends on the hosts how its gradients travel.
-    is_small = source.archive is not None and len(source.archive) < WORTH_SPLITTING
+    # The way of a larger model's gradients depends on the hosts.
+    is_small = spec.archive is not None and len(spec.archive) < WORTH_SPLITTING
     return is_small and not config.bucket_bytes and _shapes_are_known(job.schema)
 
 

@@ -247,15 +247,15 @@ def _limit(lookup: Any) -> int | None:
     return None if lookup.max_tokens is None else int(lookup.max_tokens) + 2
 
 
-def _learn(lookup: Any, found: TokenCounts) -> None:
+def _learn(lookup: Any, counts: TokenCounts) -> None:
     """Gives a lookup layer the counts of all rows, of which it makes its vocabulary."""
-    if found.num_rows == 0:
+    if counts.num_rows == 0:
         raise no_rows("the DataFrame")
     lookup.reset_state()
-    lookup.token_counts.insert(found.tokens, found.counts)
+    lookup.token_counts.insert(counts.tokens, counts.counts)
     if lookup.output_mode == "tf_idf":
-        lookup.token_document_counts.insert(found.tokens, found.documents)
-        lookup.num_documents.assign(found.num_rows)
+        lookup.token_document_counts.insert(counts.tokens, counts.documents)
+        lookup.num_documents.assign(counts.num_rows)
     lookup.finalize_state()
 
 

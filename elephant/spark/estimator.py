@@ -38,7 +38,7 @@ from elephant.spark.params import (
     backup_of,
     batch_functions,
     chosen_values,
-    column_choice,
+    column_selection,
     fit_config,
     noting_keywords,
     optional,
@@ -337,35 +337,35 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
 
     def _fit(self, dataset: DataFrame | Files) -> KerasModel:
         began = time.monotonic()
-        config, choice, on_driver = fit_config(self), column_choice(self), self.getOrDefault("driverCallbacks")
-        source = self.getModel().source
-        facts, preprocessed = source.facts, optional(self, self.preprocessing) is not None
+        config, selection, on_driver = fit_config(self), column_selection(self), self.getOrDefault("driverCallbacks")
+        spec = self.getModel().source
+        info, preprocessed = spec.info, optional(self, self.preprocessing) is not None
         if optional(self, self.augmentation) is not None:
             # It may give the classes of the rows other numbers.
-            facts = replace(facts, outputs=tuple(replace(output, num_classes=None) for output in facts.outputs))
+            info = replace(info, outputs=tuple(replace(output, num_classes=None) for output in info.outputs))
         if isinstance(dataset, Files):
-            rows = rows_of_files(dataset, facts, choice, config, preprocessed=preprocessed)
+            rows = rows_of_files(dataset, info, selection, config, preprocessed=preprocessed)
         else:
-            rows = rows_of_frame(dataset, facts, choice, preprocessed=preprocessed)
+            rows = rows_of_frame(dataset, info, selection, preprocessed=preprocessed)
         given = self.getOrDefault("callbacks")
         backup = backup_of(given)
         job = TrainingJob(
-            source,
+            spec,
             tuple(one for one in given if one is not backup),
             config,
             rows.schema,
             class_weight=class_weights(
                 optional(self, self.classWeight),
-                source,
+                spec,
                 rows.trained_schema,
-                rows.rows_of if rows.target is None else None,
+                rows.rows_of if rows.target_schema is None else None,
             ),
-            preprocessing=replace(batch_functions(self), target=rows.target),
+            preprocessing=replace(batch_functions(self), target_schema=rows.target_schema),
             driver_callbacks=tuple(one for one in on_driver if not isinstance(one, FitListener)),
             traced=optional(self, self.eventsPath) is not None and is_traced(rows.source.session),
         )
         about: dict[str, Any] = {
-            "model": repr(source),
+            "model": repr(spec),
             "options": chosen_values(self),
             "versions": installed_versions(),
         }
@@ -383,7 +383,7 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
                 statistics=result.statistics,
                 **about,
             )
-            fitted = KerasModel.from_result(source, result, summary)
+            fitted = KerasModel.from_result(spec, result, summary)
             # As in all of Spark ML, so that params of the estimator, given to transform, are those of its model.
             reset_uid(fitted, self.uid)
             listeners.fitted = self._copyValues(fitted)
@@ -441,7 +441,7 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         # JSON has no numbers for keys.
         weights = given.get("classWeight")
         about = {} if weights is None else {"classWeight": weights if weights == BALANCED else list(weights.items())}
-        return SavedParts(source=self.getModel().source, code=code, about=about)
+        return SavedParts(spec=self.getModel().source, code=code, about=about)
 
     @classmethod
     def _of_parts(cls, parts: SavedParts) -> KerasEstimator:
@@ -452,7 +452,7 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         if "labelCol" not in {**parts.about["paramMap"], **parts.about["defaultParamMap"]}:
             # So one without labels was saved while the constructor alone had defaults.
             not_json["labelCol"] = None
-        return cls(model=parts.source, **not_json)
+        return cls(model=parts.spec, **not_json)
 
 
 def _unused(callback: Any) -> Any:
@@ -469,7 +469,7 @@ def is_traced(session: SparkSession) -> bool:
     return is_true({_TRACE: setting(session, _TRACE) or ""}, _TRACE)
 
 
-def _listeners(estimator: KerasEstimator, session: SparkSession, facts: Mapping[str, Any]) -> list[FitListener]:
+def _listeners(estimator: KerasEstimator, session: SparkSession, info: Mapping[str, Any]) -> list[FitListener]:
     """Returns the listeners of a fit: the user's, files of its events and its trace, and MLflow."""
     listeners = [one for one in estimator.getOrDefault("driverCallbacks") if isinstance(one, FitListener)]
     name = f"{time.strftime('%Y%m%dT%H%M%S')}-{uuid.uuid4().hex[:8]}"
@@ -478,5 +478,5 @@ def _listeners(estimator: KerasEstimator, session: SparkSession, facts: Mapping[
         kinds = {"jsonl": EventFile, **({"json": TraceFile} if is_traced(session) else {})}
         for suffix, kind in kinds.items():
             path = f"{folder.rstrip('/')}/{name}.{suffix}"
-            listeners.append(kind(functools.partial(write_file, session, path, overwrite=True), facts))
+            listeners.append(kind(functools.partial(write_file, session, path, overwrite=True), info))
     return [*listeners, *mlflow_listeners()]

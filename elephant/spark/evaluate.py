@@ -118,8 +118,8 @@ def combined(evaluation: Evaluation, parts: Sequence[bytes]) -> dict[str, Any]:
         )
         for (_, sums), about in zip(split, abouts, strict=True)
     ]
-    target = evaluation.schema if evaluation.function is None else evaluation.function.target
-    schema = schema_from_text(abouts[0]["schema"], target)
+    target_schema = evaluation.schema if evaluation.function is None else evaluation.function.target_schema
+    schema = schema_from_text(abouts[0]["schema"], target_schema)
     return results_of(evaluation.model.built(), schema, shapes, made)
 
 

@@ -275,10 +275,10 @@ def _column_of(name: str, kind: str, single: bool, is_string: bool) -> StructFie
 
 def _string_columns(info: ModelInfo, selection: ColumnSelection) -> Collection[str]:
     """Returns the columns that are given to inputs of strings; TFRecords know bytes alone."""
-    taken = [known.dtype == "string" for known in info.inputs]
+    taken = [input_info.dtype == "string" for input_info in info.inputs]
     of_each = selection.of_inputs(info)
     if isinstance(of_each, Mapping):
-        by_name = {known.name: known.dtype == "string" for known in info.inputs}
+        by_name = {input_info.name: input_info.dtype == "string" for input_info in info.inputs}
         given = [(columns, by_name.get(name, False)) for name, columns in of_each.items()]
     else:
         in_order: Sequence[Any] = [selection.features] if of_each is None else of_each

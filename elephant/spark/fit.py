@@ -64,14 +64,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-# Of class numbers; Keras gets a weight for each.
+# The most class numbers; Keras gets a weight for each.
 _MOST_CLASSES = 1_000_000
 _CODE = "The model's code or a callback"
 
 
 def class_weights(
     given: Mapping[int, float] | str | None,
-    source: ModelSpec,
+    spec: ModelSpec,
     schema: DataSchema,
     rows_of: Callable[[DataSchema], RowSource] | None,
 ) -> dict[int, float] | None:
@@ -82,7 +82,7 @@ def class_weights(
 
     Args:
         given: Weights by class, as the user gave them, `BALANCED`, or None.
-        source: The model.
+        spec: The model.
         schema: What it trains on.
         rows_of: Returns the rows with some of their columns; None where a function makes the labels.
 
@@ -97,12 +97,12 @@ def class_weights(
             "classWeight: expected a fit without weightCol: Keras takes one of the two. Received: both. "
             "Multiply the column by the weight of the row's class."
         )
-    if len(schema.labels) != 1 or len(source.facts.outputs) != 1:
+    if len(schema.labels) != 1 or len(spec.info.outputs) != 1:
         raise ConfigurationError(
-            f"classWeight: expected a model with one output and a label column. Received: {len(source.facts.outputs)} "
+            f"classWeight: expected a model with one output and a label column. Received: {len(spec.info.outputs)} "
             f"outputs and {len(schema.labels)} label columns. Give weightCol={{output: column}} instead."
         )
-    label, shape = schema.labels[0], source.facts.outputs[0].shape
+    label, shape = schema.labels[0], spec.info.outputs[0].shape
     if label.kind != SCALAR and (label.shape is None or len(label.shape) != 1):
         raise ConfigurationError(
             f"classWeight: expected labels that are class numbers or one-hot. Received: {label.title} with arrays of "
@@ -165,8 +165,8 @@ def open_checkpoints(session: SparkSession, config: FitConfig) -> CheckpointMana
     """
     if config.checkpoint_path is None:
         return None
-    store = CheckpointManager(checkpoint_folder(session, config.checkpoint_path))
-    manifests = store.manifests()
+    checkpoints = CheckpointManager(checkpoint_folder(session, config.checkpoint_path))
+    manifests = checkpoints.manifests()
     if manifests and not config.resume:
         raise ConfigurationError(
             f"checkpointPath: expected a folder without checkpoints. Received: {config.checkpoint_path}, which has one "
@@ -175,7 +175,7 @@ def open_checkpoints(session: SparkSession, config: FitConfig) -> CheckpointMana
         )
     if manifests:
         require_same_fit(options_of_fit(manifests[-1].facts, config.checkpoint_path), config, config.checkpoint_path)
-    return store
+    return checkpoints
 
 
 def remove_checkpoints(session: SparkSession, config: FitConfig) -> None:
@@ -197,23 +197,23 @@ _FACTS = {
 }
 
 
-def options_of_fit(facts: Mapping[str, Any], url: str) -> Mapping[str, Any]:
+def options_of_fit(info: Mapping[str, Any], url: str) -> Mapping[str, Any]:
     """Returns the options of the fit that has left a checkpoint.
 
     Raises:
         CheckpointError: It is a checkpoint of something else.
     """
-    options = facts.get("fit")
+    options = info.get("fit")
     if not isinstance(options, Mapping):
         raise CheckpointError(
             f"checkpointPath={url}: expected a checkpoint with the options of its fit. Received: {options!r}. "
             "Restore the folder, or remove it to begin from the first epoch."
         )
     try:
-        require_parts(facts, _FACTS)
+        require_parts(info, _FACTS)
         require_type(options.get("num_workers"), int, "num_workers")
-        RowSpec.from_json(facts["rows"])
-        missing = [name for name in ("stopped", "optimizer_names", "callbacks") if name not in facts]
+        RowSpec.from_json(info["rows"])
+        missing = [name for name in ("stopped", "optimizer_names", "callbacks") if name not in info]
         if missing:
             raise TypeError(f"expected {', '.join(missing)}")
     except DAMAGES as error:
@@ -235,27 +235,29 @@ class Recovery:
     def __init__(self, session: SparkSession, config: FitConfig, progress: Progress) -> None:
         self._config = config
         self._progress = progress
-        self._store = open_checkpoints(session, config)
+        self._checkpoints = open_checkpoints(session, config)
         self._restarts = 0
 
     def latest(self) -> Checkpoint | None:
         """Returns the checkpoint to go on from."""
         checkpoint = (
-            None if self._store is None else self._store.latest(self._progress.note, epochs=self._config.epochs)
+            None
+            if self._checkpoints is None
+            else self._checkpoints.latest(self._progress.note, epochs=self._config.epochs)
         )
-        if checkpoint is None or self._store is None:
+        if checkpoint is None or self._checkpoints is None:
             return None
-        kept = options_of_fit(checkpoint.state.facts, self._store.url)
-        require_same_fit(kept, self._config, self._store.url)
+        kept = options_of_fit(checkpoint.state.facts, self._checkpoints.url)
+        require_same_fit(kept, self._config, self._checkpoints.url)
         if not checkpoint.finished and checkpoint.state.epochs >= self._config.epochs:
             self._progress.note(
                 f"all epochs are done ({checkpoint.state.epochs} of {self._config.epochs}): only the end of the fit is "
-                f"left, from the checkpoint in {self._store.url}"
+                f"left, from the checkpoint in {self._checkpoints.url}"
             )
         elif not checkpoint.finished:
             self._progress.note(
                 f"going on after epoch {checkpoint.state.epochs} of {self._config.epochs}, from the checkpoint in "
-                f"{self._store.url}"
+                f"{self._checkpoints.url}"
             )
             for change in changes_of(kept, self._config):
                 self._progress.note(change)
@@ -275,7 +277,7 @@ class Recovery:
 
     def writer(self) -> contextlib.AbstractContextManager[CheckpointWriter | None]:
         """Returns a writer of checkpoints for a ``with`` block; it is None where none are wanted."""
-        return contextlib.nullcontext() if self._store is None else CheckpointWriter(self._store)
+        return contextlib.nullcontext() if self._checkpoints is None else CheckpointWriter(self._checkpoints)
 
     def counted(self, statistics: Mapping[str, object]) -> dict[str, object]:
         """Returns the statistics of a fit with the number of restarts, where there may be any."""
@@ -328,21 +330,21 @@ def train(rows: RowSource, job: TrainingJob, progress: Progress) -> FitResult:
         state = None if checkpoint is None else checkpoint.state
         try:
             with recovery.writer() as checkpoint_writer:
-                trained = mode(rows, replace(job, state=state), progress, checkpoint_writer)
+                result = mode(rows, replace(job, state=state), progress, checkpoint_writer)
                 if checkpoint_writer is not None:
-                    _finish(checkpoint_writer, trained)
+                    _finish(checkpoint_writer, result)
         except TrainingError as error:
             if recovery.restarts_after(error):
                 continue
             raise
-        history = trained.history if state is None else joined(state.history, trained.history)
-        return replace(trained, history=history, statistics=recovery.counted(trained.statistics))
+        history = result.history if state is None else joined(state.history, result.history)
+        return replace(result, history=history, statistics=recovery.counted(result.statistics))
 
 
-def _finish(checkpoint_writer: CheckpointWriter, trained: FitResult) -> None:
+def _finish(checkpoint_writer: CheckpointWriter, result: FitResult) -> None:
     try:
         # A fit that was lost between its last epoch and its end has none left to train.
-        checkpoint_writer.finish(trained.variables, trained=any(trained.history.values()))
+        checkpoint_writer.finish(result.variables, trained=any(result.history.values()))
     except CheckpointError as error:
         # The model is here, and worth more than its checkpoint.
         warn_user(f"The fit has ended well, and its last checkpoint is missing: {error}")
@@ -362,13 +364,13 @@ def train_synchronously(
     job = epochs.job_of_ranks()
     if not is_local(setting(rows.session, "spark.master") or ""):
         require_absolute_paths(job.callbacks)
-    config, needs = job.config, _needs(rows, job, packages_of(job.callbacks))
+    config, requirements = job.config, _needs(rows, job, packages_of(job.callbacks))
     pickled_job = pickled(job, _CODE)
     if job.callbacks or epochs.callbacks:
         progress.note(epochs.places())
     if config.scale_learning_rate:
-        progress.note(f"the learning rate is multiplied by {needs.num_workers}, the number of workers")
-    with preflight_checked(rows.session, needs, progress.note) as plan, contextlib.closing(epochs):
+        progress.note(f"the learning rate is multiplied by {requirements.num_workers}, the number of workers")
+    with preflight_checked(rows.session, requirements, progress.note) as plan, contextlib.closing(epochs):
         spec = _task_spec("fit", rows, job, pickled_job, plan, progress)
         attempt_on = barrier_attempts(
             rows.session, spec, progress, result=the_coordinator, checkpoint_writer=checkpoint_writer, turns=epochs
@@ -402,7 +404,7 @@ def train_asynchronously(
     packages = packages_of(job.callbacks)
     if not on_executors:
         _require_here(packages)
-    needs = _needs(rows, job, packages if on_executors else ())
+    requirements = _needs(rows, job, packages if on_executors else ())
     config, options = job.config, job.config.asynchronous
     # Workers get the weights from the servers, and need to know of a state only that there is one.
     state = None if job.state is None else job.state.without_arrays()
@@ -415,9 +417,9 @@ def train_asynchronously(
         require_ports(driver_addresses(rows.session)[1], options.port, options.parameter_servers)
     if on_executors:
         # Its workers meet at the one that hosts, and so run at the same time.
-        needs = replace(needs, synchronous=True, servers=0)
-    with preflight_checked(rows.session, needs, progress.note) as plan:
-        spec = _row_spec(rows, job.schema) if job.preprocessing.target is None else _row_spec_of_model(rows, job)
+        requirements = replace(requirements, synchronous=True, servers=0)
+    with preflight_checked(rows.session, requirements, progress.note) as plan:
+        spec = _row_spec(rows, job.schema) if job.preprocessing.target_schema is None else _row_spec_of_model(rows, job)
         model = ServerModel(job, spec)
         task_spec = _task_spec("asynchronous", rows, job, pickled_job, plan, progress)
         result = train_workers(rows, task_spec, job, model, progress, checkpoint_writer)

@@ -311,7 +311,7 @@ class SparkFolder(Folder):
         return self._names(self.url)
 
     def has(self, name: str) -> bool:
-        # Of a folder, Spark lists what is in it.
+        # Spark lists what is in a folder.
         return self._names(self._at(name)) == [name]
 
     def _names(self, path: str) -> list[str]:

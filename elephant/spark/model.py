@@ -21,7 +21,7 @@ from elephant.monitor.report import curve_svg, table_html
 from elephant.monitor.summary import FitSummary
 from elephant.spark.columns.column_selection import ColumnSelection
 from elephant.spark.evaluate import Evaluation, evaluate_rows
-from elephant.spark.params import ModelParams, chosen_values, input_choice, labelled_choice, optional, require_own
+from elephant.spark.params import ModelParams, chosen_values, input_selection, labelled_selection, optional, require_own
 from elephant.spark.saving.model_files import SUFFIXES, export_model, source_of, write_model
 from elephant.spark.saving.persistence import FUNCTIONS, SavedParts, SavedStage
 from elephant.spark.training_data import frame_of, require_frame, rows_of_frame
@@ -74,7 +74,7 @@ class KerasModel(Model, ModelParams, SavedStage):
         super().__init__()
         # What no fit has been told of is not compared with a column that is called label by chance.
         self._setDefault(labelCol=None)
-        self._source = source_of(model, customObjects, to_train=False)
+        self._spec = source_of(model, customObjects, to_train=False)
         self._history = {name: list(values) for name, values in (history or {}).items()}
         self._training_statistics = dict(training_statistics or {})
         self._plan = [dict(rank) for rank in plan]
@@ -84,15 +84,15 @@ class KerasModel(Model, ModelParams, SavedStage):
         self._packed: PackedModel | None = None
 
     @classmethod
-    def from_result(cls, source: ModelSpec, result: FitResult, summary: FitSummary | None = None) -> KerasModel:
+    def from_result(cls, spec: ModelSpec, result: FitResult, summary: FitSummary | None = None) -> KerasModel:
         """Returns the fitted model.
 
         Args:
-            source: The model that was trained.
+            spec: The model that was trained.
             result: What its fit returned.
             summary: Where its time went.
         """
-        trained, statistics = source.with_variables(result.variables, result.rows), result.statistics
+        trained, statistics = spec.with_variables(result.variables, result.rows), result.statistics
         return cls(trained, history=result.history, training_statistics=statistics, plan=result.plan, summary=summary)
 
     @property
@@ -102,7 +102,7 @@ class KerasModel(Model, ModelParams, SavedStage):
         It is this object's own copy: training it further does not change what ``transform`` does.
         """
         if self._built is None:
-            self._built = self._source.build()
+            self._built = self._spec.build()
         return self._built
 
     @property
@@ -153,10 +153,10 @@ class KerasModel(Model, ModelParams, SavedStage):
         return plot_curves(self._history)
 
     def __repr__(self) -> str:
-        return f"KerasModel({', '.join([repr(self._source), *self._words()])})"
+        return f"KerasModel({', '.join([repr(self._spec), *self._words()])})"
 
     def _repr_html_(self) -> str:
-        words = [("model", repr(self._source)), ("fit", ", ".join(self._words())), *chosen_values(self).items()]
+        words = [("model", repr(self._spec)), ("fit", ", ".join(self._words())), *chosen_values(self).items()]
         names = sorted(curve_names(self._history), key=lambda name: name != "loss")
         curve = curve_svg(names[0], self._history) if names else ""
         return f"<b>KerasModel</b>{table_html((), words)}{curve}"
@@ -193,12 +193,12 @@ class KerasModel(Model, ModelParams, SavedStage):
     @property
     def source(self) -> ModelSpec:
         """The trained model as a value that travels to executors."""
-        return self._source
+        return self._spec
 
     def packed(self) -> PackedModel:
         """Returns the trained model as tasks get it that predict: without its optimizer's state."""
         if self._packed is None:
-            self._packed = packed_model(self._source)
+            self._packed = packed_model(self._spec)
         return self._packed
 
     @brief_errors
@@ -221,9 +221,9 @@ class KerasModel(Model, ModelParams, SavedStage):
         require_frame(dataset, "transform")
         return add_predictions(
             dataset,
-            self._source.facts,
+            self._spec.info,
             self.packed(),
-            choice=input_choice(self),
+            selection=input_selection(self),
             prediction=self.getOrDefault(self.predictionCol),
             probability=self.getOrDefault(self.probabilityCol),
             raw_prediction=self.getOrDefault(self.rawPredictionCol),
@@ -250,23 +250,23 @@ class KerasModel(Model, ModelParams, SavedStage):
             >>> fitted.evaluate(test_df)["accuracy"]  # doctest: +SKIP
         """
         require_frame(dataset, "evaluate")
-        require_evaluable(self._source.facts)
-        facts, function = self._source.facts, optional(self, self.preprocessing)
-        choice = labelled_choice(self)
-        self._require_labels(choice)
-        rows = rows_of_frame(dataset, facts, choice, preprocessed=function is not None)
+        require_evaluable(self._spec.info)
+        info, function = self._spec.info, optional(self, self.preprocessing)
+        selection = labelled_selection(self)
+        self._require_labels(selection)
+        rows = rows_of_frame(dataset, info, selection, preprocessed=function is not None)
         packed = None
-        if rows.target is not None:
-            packed = PackedFunction.of(function, rows.target, [known.name for known in facts.inputs])
+        if rows.target_schema is not None:
+            packed = PackedFunction.of(function, rows.target_schema, [input_info.name for input_info in info.inputs])
         batch_size = checked_batch_size(optional(self, self.inferenceBatchSize))
         evaluation = Evaluation(model=self.packed(), schema=rows.schema, batch_size=batch_size, function=packed)
         return evaluate_rows(rows.source, evaluation)
 
-    def _require_labels(self, choice: ColumnSelection) -> None:
+    def _require_labels(self, selection: ColumnSelection) -> None:
         """Raises where no fit has said that the model is compared with its own input."""
-        facts = self._source.facts
-        compares = not facts.own_step and any(output.needs_label for output in facts.outputs)
-        if choice.label is None and compares and not self._history:
+        info = self._spec.info
+        compares = not info.own_step and any(output.needs_label for output in info.outputs)
+        if selection.label is None and compares and not self._history:
             raise ConfigurationError(
                 "labelCol: expected the column that the model is compared with, of a model that no fit has returned. "
                 "Received: none. Call setLabelCol first; of an autoencoder, with the column of its input."
@@ -297,9 +297,9 @@ class KerasModel(Model, ModelParams, SavedStage):
         """
         return collected_predictions(
             frame_of(dataset, "predict"),
-            self._source.facts,
+            self._spec.info,
             self.packed(),
-            choice=input_choice(self),
+            selection=input_selection(self),
             batch_size=optional(self, self.inferenceBatchSize),
             preprocessing=optional(self, self.preprocessing),
         )
@@ -353,7 +353,7 @@ class KerasModel(Model, ModelParams, SavedStage):
         """
         if os.fspath(path).endswith(SUFFIXES):
             write_model(path, self.model, {}, overwrite=False)
-            if self._source.archive is not None and self._source.variables is not None:
+            if self._spec.archive is not None and self._spec.variables is not None:
                 warn_user(
                     f"path={os.fspath(path)}: expected a model of which a file of Keras keeps all weights. Received: "
                     "one of which it does not, such as with enable_lora: Keras adds low rank factors to the kernels, "
@@ -371,13 +371,13 @@ class KerasModel(Model, ModelParams, SavedStage):
             "plan": self.plan,
             "seconds": self._seconds,
         }
-        return SavedParts(source=self._source, code=code, about=about)
+        return SavedParts(spec=self._spec, code=code, about=about)
 
     @classmethod
     def _of_parts(cls, parts: SavedParts) -> KerasModel:
         about = parts.about
         statistics, plan = about["trainingStatistics"], about["plan"]
-        model = cls(parts.source, history=about["history"], training_statistics=statistics, plan=plan)
+        model = cls(parts.spec, history=about["history"], training_statistics=statistics, plan=plan)
         model._seconds = about.get("seconds")
         set_params(model, **{name: parts.code[name] for name in FUNCTIONS if name in parts.code})
         return model
@@ -393,6 +393,6 @@ def model_to_train(model: Any, custom_objects: Mapping[str, Any] | None = None) 
     Raises:
         ConfigurationError: It is no model, is not compiled, or cannot be rebuilt.
     """
-    source = source_of(model, custom_objects)
+    spec = source_of(model, custom_objects)
     # What an earlier fit has come to is no part of what is to be trained.
-    return model if isinstance(model, KerasModel) and not model.history else KerasModel(source)
+    return model if isinstance(model, KerasModel) and not model.history else KerasModel(spec)

@@ -55,7 +55,7 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 # Params of which None is a value, beside another one that they have when nobody sets them.
 _NONE_SAYS = {option.param for option in OPTIONS if option.takes_none and option.default is not None}
-# Of a value, where a stage is shown.
+# Letters of a value, where a stage is shown.
 _LONGEST_TEXT = 60
 
 
@@ -221,20 +221,20 @@ def _as_text(value: Any) -> str:
     return text if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT - 3]}..."
 
 
-def input_choice(stage: Params) -> ColumnSelection:
+def input_selection(stage: Params) -> ColumnSelection:
     """Returns the columns of the model's inputs."""
     return ColumnSelection(features=values_of(stage, INPUT).features_col)
 
 
-def labelled_choice(stage: Params) -> ColumnSelection:
+def labelled_selection(stage: Params) -> ColumnSelection:
     """Returns the columns of inputs, labels and weights."""
     given = values_of(stage, LABEL)
-    return replace(input_choice(stage), label=given.label_col, weight=given.weight_col)
+    return replace(input_selection(stage), label=given.label_col, weight=given.weight_col)
 
 
-def column_choice(stage: Params) -> ColumnSelection:
+def column_selection(stage: Params) -> ColumnSelection:
     """Returns the columns that are used to train."""
-    return replace(labelled_choice(stage), validation=values_of(stage, ROWS).validation_indicator_col)
+    return replace(labelled_selection(stage), validation=values_of(stage, ROWS).validation_indicator_col)
 
 
 def batch_functions(stage: Params) -> BatchFunctions:
@@ -251,10 +251,10 @@ def fit_config(stage: Params) -> FitConfig:
     backup = backup_of(given.callbacks)
     if backup is not None:
         config = _backed_up(config, backup)
-    facts = stage.getOrDefault("model").source.facts
+    info = stage.getOrDefault("model").source.info
     own = (one for one in given.callbacks if one is not backup)
     callbacks = [*own, *(one for one in given.driver_callbacks if not isinstance(one, FitListener))]
-    check_fit(config, facts, callbacks, replacing="learningRate", scaling="scaleLearningRate")
+    check_fit(config, info, callbacks, replacing="learningRate", scaling="scaleLearningRate")
     return config
 
 
@@ -281,7 +281,7 @@ def _backed_up(config: FitConfig, backup: keras.callbacks.BackupAndRestore) -> F
 
 def check_fit(
     config: FitConfig,
-    facts: ModelInfo,
+    info: ModelInfo,
     callbacks: Sequence[keras.callbacks.Callback],
     *,
     replacing: str = "learning_rate",
@@ -291,13 +291,13 @@ def check_fit(
 
     Args:
         config: The options of the fit.
-        facts: What is known of the model.
+        info: What is known of the model.
         callbacks: The user's.
         replacing: What the user calls ``learning_rate``.
         scaling: What the user calls ``scale_learning_rate``.
     """
-    facts.check_rates(config, replacing=replacing, scaling=scaling)
-    facts.check_normalization(config)
+    info.check_rates(config, replacing=replacing, scaling=scaling)
+    info.check_normalization(config)
     check_compression(config.compression)
     check_transport(config.gpu_transport)
     if config.is_synchronous:

@@ -133,12 +133,12 @@ class TrainingData:
     Args:
         rows_of: Returns them with what some schema says of their columns.
         schema: What they hold.
-        target: What a preprocessing function is to make of them; None where there is no such function.
+        target_schema: What a preprocessing function is to make of them; None where there is no such function.
     """
 
     rows_of: Callable[[DataSchema], RowSource]
     schema: DataSchema
-    target: DataSchema | None = None
+    target_schema: DataSchema | None = None
 
     @property
     def source(self) -> RowSource:
@@ -148,10 +148,10 @@ class TrainingData:
     @property
     def trained_schema(self) -> DataSchema:
         """Schema of the model's input."""
-        return self.schema if self.target is None else self.target
+        return self.schema if self.target_schema is None else self.target_schema
 
 
-def rows_of_frame(frame: DataFrame, facts: ModelInfo, choice: ColumnSelection, *, preprocessed: bool) -> TrainingData:
+def rows_of_frame(frame: DataFrame, info: ModelInfo, selection: ColumnSelection, *, preprocessed: bool) -> TrainingData:
     """Returns the rows of a DataFrame, which are cast where they are used.
 
     Vectors stay sparse where the first row of their column is, and become arrays else: that
@@ -159,8 +159,8 @@ def rows_of_frame(frame: DataFrame, facts: ModelInfo, choice: ColumnSelection, *
 
     Args:
         frame: The user's DataFrame.
-        facts: What the model takes.
-        choice: Which columns to use.
+        info: What the model takes.
+        selection: Which columns to use.
         preprocessed: Whether a function of the user's gets the columns as they are.
     """
     require_running(frame.sparkSession)
@@ -168,11 +168,11 @@ def rows_of_frame(frame: DataFrame, facts: ModelInfo, choice: ColumnSelection, *
     def rows_of(schema: DataSchema) -> FrameRows | FileRows:
         return FrameRows(frame.select(*selected_columns(frame.schema, schema)), schema)
 
-    return _training_data(frame.schema, facts, choice, rows_of, preprocessed)
+    return _training_data(frame.schema, info, selection, rows_of, preprocessed)
 
 
 def rows_of_files(
-    files: Files, facts: ModelInfo, choice: ColumnSelection, config: FitConfig, *, preprocessed: bool
+    files: Files, info: ModelInfo, selection: ColumnSelection, config: FitConfig, *, preprocessed: bool
 ) -> TrainingData:
     """Returns the rows of files, which the executors of the active session read.
 
@@ -180,26 +180,26 @@ def rows_of_files(
         config: Tells workers, seed and whether rows are shuffled.
     """
     session = active_session()
-    opened = open_files(files, facts, choice)
+    opened = open_files(files, info, selection)
     seed = config.seed if config.shuffle else None
 
     def rows_of(schema: DataSchema) -> FrameRows | FileRows:
         return FileRows(session, opened.files, schema, config.num_workers, seed)
 
-    return _training_data(opened.schema, facts, choice, rows_of, preprocessed)
+    return _training_data(opened.schema, info, selection, rows_of, preprocessed)
 
 
 def _training_data(
     columns: StructType,
-    facts: ModelInfo,
-    choice: ColumnSelection,
+    info: ModelInfo,
+    selection: ColumnSelection,
     rows_of: Callable[[DataSchema], FrameRows | FileRows],
     preprocessed: bool,
 ) -> TrainingData:
     if preprocessed:
-        raw, target = raw_training_schema(columns, facts, choice)
-        return TrainingData(rows_of, raw, target)
-    schema = training_schema(columns, facts, choice)
+        raw_schema, target_schema = raw_training_schema(columns, info, selection)
+        return TrainingData(rows_of, raw_schema, target_schema)
+    schema = training_schema(columns, info, selection)
     vectors = undecided_vectors(columns, schema)
     if vectors:
         first = rows_of(schema.with_sparse(vectors)).first_row()

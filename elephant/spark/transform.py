@@ -51,9 +51,9 @@ _RESULT = "__elephant_result"
 _ARROW_UDF_SINCE = Version("4.1")
 
 
-def packed_model(source: ModelSpec) -> PackedModel:
+def packed_model(spec: ModelSpec) -> PackedModel:
     """Returns a trained model as it travels to the tasks that predict: without its optimizer's state."""
-    return packed(Servable.of(source), model_id=source.source_id)
+    return packed(Servable.of(spec), model_id=spec.source_id)
 
 
 def packed(servable: Servable, *, model_id: str) -> PackedModel:
@@ -68,10 +68,10 @@ def packed(servable: Servable, *, model_id: str) -> PackedModel:
 
 def add_predictions(
     frame: DataFrame,
-    facts: ModelInfo,
+    info: ModelInfo,
     model: PackedModel,
     *,
-    choice: ColumnSelection,
+    selection: ColumnSelection,
     prediction: str,
     probability: str,
     raw_prediction: str,
@@ -88,31 +88,31 @@ def add_predictions(
         SchemaError: A features column is missing or unusable, or an output column is there already.
     """
     require_running(frame.sparkSession)
-    added = transformed_columns(
-        facts.outputs, prediction=prediction, probability=probability, raw_prediction=raw_prediction
+    output_columns = transformed_columns(
+        info.outputs, prediction=prediction, probability=probability, raw_prediction=raw_prediction
     )
-    _refuse_taken_names(frame, [column.name for column in added])
-    schema, function = _prepared(frame.schema, facts, choice, preprocessing)
+    _refuse_taken_names(frame, [column.name for column in output_columns])
+    schema, function = _prepared(frame.schema, info, selection, preprocessing)
     task = Prediction(
         model=model,
         schema=schema,
-        outputs=facts.y,
+        outputs=info.y,
         batch_size=checked_batch_size(batch_size),
         function=function,
     )
-    if not added:
+    if not output_columns:
         warn_user("transform: expected the name of a column to add. Received: none. Set predictionCol.")
         return frame
     add = _with_udf if has_arrow_udfs(frame) else _with_map
-    return add(frame, selected_columns(frame.schema, schema), task, added)
+    return add(frame, selected_columns(frame.schema, schema), task, output_columns)
 
 
 def collected_predictions(
     frame: DataFrame,
-    facts: ModelInfo,
+    info: ModelInfo,
     model: PackedModel,
     *,
-    choice: ColumnSelection,
+    selection: ColumnSelection,
     batch_size: int | None,
     preprocessing: Callable[..., Any] | None = None,
 ) -> Any:
@@ -126,19 +126,19 @@ def collected_predictions(
         DataError: There are no rows, or one does not fit the model.
     """
     require_running(frame.sparkSession)
-    schema, function = _prepared(frame.schema, facts, choice, preprocessing)
+    schema, function = _prepared(frame.schema, info, selection, preprocessing)
     task = Prediction(
-        model=model, schema=schema, outputs=facts.y, batch_size=checked_batch_size(batch_size), function=function
+        model=model, schema=schema, outputs=info.y, batch_size=checked_batch_size(batch_size), function=function
     )
     rows = FrameRows(frame.select(*selected_columns(frame.schema, schema)), schema)
     results = rows.run(functools.partial(predict_arrays, task), barrier=False)
-    parts: list[list[Values]] = [[] for _ in facts.outputs]
+    parts: list[list[Values]] = [[] for _ in info.outputs]
     for result in results:
         for part, values in zip(parts, unpacked_outputs(bytes(result["result"]), len(parts)), strict=True):
             part += values
     if not parts[0]:
         raise DataError("predict: expected rows. Received: none.")
-    return _with_lists(pack(facts.y, [joined(part) for part in parts]))
+    return _with_lists(pack(info.y, [joined(part) for part in parts]))
 
 
 def _with_lists(outputs: Any) -> Any:
@@ -148,10 +148,10 @@ def _with_lists(outputs: Any) -> Any:
     return [_with_lists(part) for part in outputs] if isinstance(outputs, tuple) else outputs
 
 
-def _computed(added: Sequence[OutputColumn]) -> dict[OutputColumn, OutputColumn]:
+def _computed(output_columns: Sequence[OutputColumn]) -> dict[OutputColumn, OutputColumn]:
     """Returns the column to compute for each one to add: of those that hold the same, there is one."""
-    contents = list(dict.fromkeys(replace(column, name="") for column in added))
-    return {column: replace(column, name=f"r{contents.index(replace(column, name=''))}") for column in added}
+    contents = list(dict.fromkeys(replace(column, name="") for column in output_columns))
+    return {column: replace(column, name=f"r{contents.index(replace(column, name=''))}") for column in output_columns}
 
 
 def _values(results: Mapping[OutputColumn, Column]) -> list[Column]:
@@ -163,28 +163,28 @@ def _values(results: Mapping[OutputColumn, Column]) -> list[Column]:
 
 
 def _prepared(
-    columns: StructType, facts: ModelInfo, choice: ColumnSelection, preprocessing: Callable[..., Any] | None
+    columns: StructType, info: ModelInfo, selection: ColumnSelection, preprocessing: Callable[..., Any] | None
 ) -> tuple[DataSchema, PackedFunction | None]:
     """Returns the schema that the columns that travel become, and what is to be made of that."""
-    require_predicting(facts)
+    require_predicting(info)
     if preprocessing is not None:
-        names = [known.name for known in facts.inputs]
-        function = PackedFunction.of(preprocessing, target_inputs(facts, choice), names)
-        return raw_input_schema(columns, choice), function
-    schema = input_schema(columns, facts, choice)
-    # Of so many elements most are zero, as a rule.
+        names = [input_info.name for input_info in info.inputs]
+        function = PackedFunction.of(preprocessing, target_inputs(info, selection), names)
+        return raw_input_schema(columns, selection), function
+    schema = input_schema(columns, info, selection)
+    # Most of so many elements are zero, as a rule.
     wide = {field.columns[0] for field in schema.inputs if (field.width or 0) > _WIDE}
     return schema.with_sparse(wide.intersection(undecided_vectors(columns, schema))), None
 
 
-def require_predicting(facts: ModelInfo) -> None:
+def require_predicting(info: ModelInfo) -> None:
     """Raises ConfigurationError unless a model gives each row a prediction of its own."""
-    if not facts.has_call:
+    if not info.has_call:
         raise ConfigurationError(
             "model: expected a class with a call method, which gives predictions. Received: one without, which can be "
             "trained alone. Give it a call, or predict with a part of it: elephant.predict_udf(fitted.model.PART)."
         )
-    if facts.is_stateful:
+    if info.is_stateful:
         raise ConfigurationError(
             "model: expected one that gives each row a prediction of its own, wherever it lies. Received: one with "
             "stateful=True, whose rows go on where those of the batch before have ended. Predict with fitted.model in "
@@ -193,15 +193,15 @@ def require_predicting(facts: ModelInfo) -> None:
         )
 
 
-def require_evaluable(facts: ModelInfo) -> None:
+def require_evaluable(info: ModelInfo) -> None:
     """Raises ConfigurationError unless a model is compiled, and gives each row a prediction of its own."""
-    if not facts.is_compiled:
+    if not info.is_compiled:
         raise ConfigurationError(
             "model: expected a compiled model, whose loss and metrics evaluate computes. Received: one without them. "
             "Call compile(optimizer=..., loss=..., metrics=...) before you pass it to KerasModel."
         )
-    if facts.is_stateful:
-        require_predicting(facts)
+    if info.is_stateful:
+        require_predicting(info)
 
 
 def checked_batch_size(batch_size: int | None, name: str = "inferenceBatchSize") -> int | None:
@@ -243,9 +243,11 @@ def struct_of(columns: Sequence[OutputColumn]) -> StructType:
     return StructType([StructField(column.name, spark_type(column.arrow_type)) for column in columns])
 
 
-def _with_udf(frame: DataFrame, inputs: Sequence[Column], task: Prediction, added: Sequence[OutputColumn]) -> DataFrame:
+def _with_udf(
+    frame: DataFrame, inputs: Sequence[Column], task: Prediction, output_columns: Sequence[OutputColumn]
+) -> DataFrame:
     """Returns the frame with the columns added; its own ones stay what they were to whoever holds them."""
-    computed = _computed(added)
+    computed = _computed(output_columns)
     columns = list(dict.fromkeys(computed.values()))
     result = arrow_udf(task, columns)
     # True of all rows, and nothing that Spark could leave out. Straight above a Parquet scan, Spark 4.3 hands columns
@@ -259,18 +261,20 @@ def _with_udf(frame: DataFrame, inputs: Sequence[Column], task: Prediction, adde
     return predicted.select("*", *_values(results)).drop(_RESULT)
 
 
-def _with_map(frame: DataFrame, inputs: Sequence[Column], task: Prediction, added: Sequence[OutputColumn]) -> DataFrame:
+def _with_map(
+    frame: DataFrame, inputs: Sequence[Column], task: Prediction, output_columns: Sequence[OutputColumn]
+) -> DataFrame:
     """Returns the same, made by a map through which all columns pass, and come out as new ones."""
     kept = [StructField(f"c{i}", f.dataType, f.nullable, f.metadata) for i, f in enumerate(frame.schema.fields)]
     names = [*(field.name for field in kept), *(f"i{place}" for place in range(len(inputs)))]
     wide = frame.select("*", *inputs).toDF(*names)
-    computed = _computed(added)
+    computed = _computed(output_columns)
     columns = tuple(dict.fromkeys(computed.values()))
     schema = StructType([*kept, *struct_of(columns).fields])
     predicted = wide.mapInArrow(functools.partial(predict_batches, task, columns), schema)
     values = _values({column: F.col(made.name) for column, made in computed.items()})
     selected = predicted.select(*(F.col(field.name) for field in kept), *values)
-    return selected.toDF(*frame.columns, *(column.name for column in added))
+    return selected.toDF(*frame.columns, *(column.name for column in output_columns))
 
 
 def _refuse_taken_names(frame: DataFrame, names: Sequence[str]) -> None:

@@ -40,7 +40,7 @@ from elephant.spark.columns.column_types import raw_field, raw_input_schema
 from elephant.spark.columns.spark_types import spark_type
 from elephant.spark.hadoop_files import read_model_bytes
 from elephant.spark.model import KerasModel
-from elephant.spark.params import input_choice, optional
+from elephant.spark.params import input_selection, optional
 from elephant.spark.saving.trust import is_trusted, require_trust
 from elephant.spark.transform import as_arrow_udf, checked_batch_size, packed, require_predicting, struct_of
 from elephant.task.model_batches import ROWS_OF_FUNCTION, PackedFunction, pickled
@@ -104,12 +104,12 @@ def predict_udf(
     """
     size = checked_batch_size(*((inferenceBatchSize,) if batchSize is None else (batchSize, "batchSize")))
     served = _served(model)
-    if served.facts is not None:
-        require_predicting(served.facts)
-    facts, columns = served.facts, tuple(raw_columns(served.facts.outputs)) if served.facts is not None else ()
+    if served.info is not None:
+        require_predicting(served.info)
+    info, columns = served.info, tuple(raw_columns(served.info.outputs)) if served.info is not None else ()
     if returnType is not None:
         kind = parsed_type(returnType) if isinstance(returnType, str) else returnType
-    elif facts is not None:
+    elif info is not None:
         kind = spark_type(columns[0].arrow_type) if len(columns) == 1 else struct_of(columns)
     else:
         raise ConfigurationError(
@@ -117,11 +117,11 @@ def predict_udf(
             "Received: none. Give it, such as returnType='array<float>'."
         )
     function: Callable[[Iterable[Any]], Iterator[pa.Array]]
-    if facts is not None and returnType is None and served.preprocessing is None:
-        function = functools.partial(predict_arguments, served.model, _arguments(facts), facts.y, size, columns)
+    if info is not None and returnType is None and served.preprocessing is None:
+        function = functools.partial(predict_arguments, served.model, _arguments(info), info.y, size, columns)
     else:
         wanted = None if returnType is None else to_arrow_type(kind)
-        answers = functools.partial(_answers, facts, wanted, size, served.preprocessing)
+        answers = functools.partial(_answers, info, wanted, size, served.preprocessing)
         function = functools.partial(predict_packed, served.model, cloudpickle.dumps(answers))
     if hasattr(F, "arrow_udf"):
         return as_arrow_udf(function, kind)
@@ -135,12 +135,12 @@ class _Served:
 
     Args:
         model: The model, or what loads it.
-        facts: What it takes and gives; None where executors alone load it.
+        info: What it takes and gives; None where executors alone load it.
         preprocessing: The function that makes of columns what it takes, and which columns, or None.
     """
 
     model: PackedModel
-    facts: ModelInfo | None
+    info: ModelInfo | None
     preprocessing: tuple[PackedFunction, ColumnSelection] | None = None
 
 
@@ -149,12 +149,12 @@ def _served(model: Any) -> _Served:
         path = os.fspath(model)
         model = _opened(path) if path.endswith(_FILES) else KerasModel.load(path)
     if isinstance(model, KerasModel):
-        function, facts, choice = optional(model, model.preprocessing), model.source.facts, input_choice(model)
+        function, info, selection = optional(model, model.preprocessing), model.source.info, input_selection(model)
         if function is None:
-            return _Served(model.packed(), facts)
-        names = [known.name for known in facts.inputs]
+            return _Served(model.packed(), info)
+        names = [input_info.name for input_info in info.inputs]
         return _Served(
-            model.packed(), facts, (PackedFunction.of(function, target_inputs(facts, choice), names), choice)
+            model.packed(), info, (PackedFunction.of(function, target_inputs(info, selection), names), selection)
         )
     if isinstance(model, keras.Model):
         return _Served(packed(Servable.of_model(model), model_id=uuid.uuid4().hex), ModelInfo.of(model))
@@ -197,17 +197,17 @@ def _opened(path: str) -> keras.Model:
             raise ConfigurationError(f"model: Keras cannot open {path}: {error}") from error
 
 
-def _arguments(facts: ModelInfo) -> Arguments:
+def _arguments(info: ModelInfo) -> Arguments:
     # A model whose inputs are unknown has one argument.
-    return Arguments(tuple(map(_argument, facts.inputs)) or (Argument("input", facts.dtype),), facts.x)
+    return Arguments(tuple(map(_argument, info.inputs)) or (Argument("input", info.dtype),), info.x)
 
 
-def _argument(known: InputInfo) -> Argument:
-    return Argument(known.name, element_type(known.dtype), known.shape, known.sparse)
+def _argument(input_info: InputInfo) -> Argument:
+    return Argument(input_info.name, element_type(input_info.dtype), input_info.shape, input_info.sparse)
 
 
 def _answers(
-    facts: ModelInfo | None,
+    info: ModelInfo | None,
     kind: pa.DataType | None,
     batch_size: int | None,
     preprocessing: tuple[PackedFunction, ColumnSelection] | None,
@@ -217,7 +217,7 @@ def _answers(
     """Yields the results of a model or a loaded function on each chunk of arguments, in the process that has it.
 
     Args:
-        facts: What the model takes and gives; None asks the model, if it is one.
+        info: What the model takes and gives; None asks the model, if it is one.
         kind: What the UDF returns; None leaves it to the model's outputs.
     """
     remaining = iter(chunks)
@@ -233,22 +233,20 @@ def _answers(
             )
         yield from _function_answers(made, kind, batch_size or ROWS_OF_FUNCTION, given)
         return
-    facts = facts or ModelInfo.of(made)
-    groups_of, schema = _grouping(facts, preprocessing, first)
+    info = info or ModelInfo.of(made)
+    groups_of, schema = _grouping(info, preprocessing, first)
     function = None if preprocessing is None else preprocessing[0]
-    prediction = Prediction(
-        model=packed_model, schema=schema, outputs=facts.y, batch_size=batch_size, function=function
-    )
+    prediction = Prediction(model=packed_model, schema=schema, outputs=info.y, batch_size=batch_size, function=function)
     for batches in predict_chunks(prediction, prepared_groups(map(groups_of, given), schema)):
-        yield [_answer(facts, kind, batches)]
+        yield [_answer(info, kind, batches)]
 
 
 def _grouping(
-    facts: ModelInfo, preprocessing: tuple[PackedFunction, ColumnSelection] | None, first: Sequence[pa.Array]
+    info: ModelInfo, preprocessing: tuple[PackedFunction, ColumnSelection] | None, first: Sequence[pa.Array]
 ) -> tuple[Callable[[Sequence[pa.Array]], Sequence[Sequence[pa.Array]]], DataSchema]:
     """Returns how arguments are grouped by the schema's inputs, and the schema, which the first ones tell."""
     if preprocessing is None:
-        arguments = _arguments(facts)
+        arguments = _arguments(info)
         return arguments.grouped, arguments.schema(arguments.grouped(first))
     names = input_columns(preprocessing[1])
     if len(first) != len(names):
@@ -279,16 +277,16 @@ def _spark_type(kind: pa.DataType) -> DataType:
     return StructType([StructField(part.name, _spark_type(part.type)) for part in kind])
 
 
-def _answer(facts: ModelInfo, kind: pa.DataType | None, batches: Sequence[list[Values]]) -> pa.Array:
+def _answer(info: ModelInfo, kind: pa.DataType | None, batches: Sequence[list[Values]]) -> pa.Array:
     if kind is None:
-        columns = raw_columns(facts.outputs)
+        columns = raw_columns(info.outputs)
         arrays = output_arrays(columns, batches)
         names = [column.name for column in columns]
         return arrays[0] if len(arrays) == 1 else pa.StructArray.from_arrays(arrays, names)
     if not batches:
         return pa.array([], kind)
-    outputs = [joined([batch[place] for batch in batches]) for place in range(len(facts.outputs))]
-    by_name = dict(zip([output.name for output in facts.outputs], outputs, strict=True))
+    outputs = [joined([batch[place] for batch in batches]) for place in range(len(info.outputs))]
+    by_name = dict(zip([output.name for output in info.outputs], outputs, strict=True))
     is_named = pa.types.is_struct(kind) and all(part.name in by_name for part in kind)
     return _column(by_name if is_named else outputs[0] if len(outputs) == 1 else tuple(outputs), kind, len(outputs[0]))
 

@@ -145,15 +145,15 @@ class CoordinatorHandle:
         ClusterError: A port is taken.
     """
 
-    def __init__(self, host: CoordinatorSpec, spec: TaskSpec, address: str) -> None:
-        self._spec, self._host = spec, host
+    def __init__(self, coordinator_spec: CoordinatorSpec, spec: TaskSpec, address: str) -> None:
+        self._spec, self._coordinator_spec = spec, coordinator_spec
         self._watch: ProcessWatch | None = None
         self._printed = EarlyOutput() if spec.shows_output else None
         self._closing = contextlib.ExitStack()
         try:
             self._sockets = [
                 *listening_sockets(address, 0, 1),
-                *listening_sockets(address, host.port, host.servers),
+                *listening_sockets(address, coordinator_spec.port, coordinator_spec.servers),
             ]
             for sock in self._sockets:
                 self._closing.callback(sock.close)
@@ -168,7 +168,7 @@ class CoordinatorHandle:
         # The coordinator needs one thread and no GPU: ranks have the GPUs.
         environment = process_environment(threads=1, devices=[], backend=spec.backend, more=spec.environment)
         process = RankProcess(
-            self._host.program,
+            self._coordinator_spec.program,
             environment,
             more_fds=descriptors,
             module="elephant.driver.coordinator_process",
@@ -184,16 +184,16 @@ class CoordinatorHandle:
     def begin(self, run: RunContext, *, num_ranks: int) -> None:
         """Tells the process its place, now that the ranks have met."""
         channel, *servers = [sock.fileno() for sock in self._sockets]
-        place = CoordinatorInfo(
+        info = CoordinatorInfo(
             run_id=run.run_id,
             token=run.token.hex(),
             num_ranks=num_ranks,
             channel_fd=channel,
             server_fds=servers,
             timeouts=self._spec.timeouts,
-            extras=self._host.extras,
+            extras=self._coordinator_spec.extras,
         )
-        self._process.send(place.to_bytes())
+        self._process.send(info.to_bytes())
         for sock in self._sockets:
             sock.close()
         # From now on, ranks wait for it: they hear of its end, and of nothing else.
@@ -215,7 +215,7 @@ class CoordinatorHandle:
                 return b""
             # Ranks may have failed of it, and heard no more than that it does not answer.
             raise RankProcessError(RankFailure(kind=FROZEN, message=f"it gave no sign of life for {within_s / 2:g} s"))
-        failure = self._watch.end.result()
+        failure = self._watch.failure.result()
         if failure is not None:
             raise RankProcessError(failure)
         return self._process.result()

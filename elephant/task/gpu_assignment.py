@@ -50,7 +50,7 @@ class AssignedDevice:
         return f"GPU {self.device.visible}{' (shared out)' if self.shared_out else ''}"
 
 
-def assign_devices(cards: Sequence[RankReport], plan: ResourcePlan) -> list[AssignedDevice]:
+def assign_devices(reports: Sequence[RankReport], plan: ResourcePlan) -> list[AssignedDevice]:
     """Returns the device of every rank.
 
     A rank keeps what Spark gave it. The others of a host take its devices in turn, by rank. Ranks that
@@ -59,42 +59,48 @@ def assign_devices(cards: Sequence[RankReport], plan: ResourcePlan) -> list[Assi
     Raises:
         ClusterError: Two ranks have the same device; or devices are demanded, and a rank has none.
     """
-    taken = {(card.host, card.assigned.identity) for card in cards if card.assigned is not None}
-    placed: list[AssignedDevice] = []
-    for card in cards:
-        free = [device for device in card.shareable if (card.host, device.identity) not in taken]
-        device = card.assigned or (free[0] if free else None)
+    taken = {(report.host, report.assigned.identity) for report in reports if report.assigned is not None}
+    assigned_devices: list[AssignedDevice] = []
+    for report in reports:
+        free = [device for device in report.shareable if (report.host, device.identity) not in taken]
+        device = report.assigned or (free[0] if free else None)
         if device is not None:
-            taken.add((card.host, device.identity))
-        placed.append(AssignedDevice(device=device, shared_out=device is not None and card.assigned is None))
-    refuse_collisions(cards, placed, plan)
-    without = [card for card, place in zip(cards, placed, strict=True) if place.device is None]
+            taken.add((report.host, device.identity))
+        assigned_devices.append(
+            AssignedDevice(device=device, shared_out=device is not None and report.assigned is None)
+        )
+    refuse_collisions(reports, assigned_devices, plan)
+    without = [report for report, assigned in zip(reports, assigned_devices, strict=True) if assigned.device is None]
     if not without:
-        return placed
+        return assigned_devices
     if plan.required:
-        raise ClusterError(_too_few(cards, without[0], plan))
-    if len(without) == len(cards):
-        return placed
+        raise ClusterError(_too_few(reports, without[0], plan))
+    if len(without) == len(reports):
+        return assigned_devices
     # Ranks that have a device of Spark's have begun with it.
-    kept = [place for place in placed if place.device is not None and not place.shared_out]
+    kept = [assigned for assigned in assigned_devices if assigned.device is not None and not assigned.shared_out]
     whose = "some" if kept else "all"
-    note = f"useGpu='auto': {whose} ranks compute on the CPU: {_too_few(cards, without[0], plan)}"
+    note = f"useGpu='auto': {whose} ranks compute on the CPU: {_too_few(reports, without[0], plan)}"
     return [
-        replace(place, note=note) if place.device is not None and not place.shared_out else AssignedDevice(note=note)
-        for place in placed
+        replace(assigned, note=note)
+        if assigned.device is not None and not assigned.shared_out
+        else AssignedDevice(note=note)
+        for assigned in assigned_devices
     ]
 
 
-def refuse_collisions(cards: Sequence[RankReport], placed: Sequence[AssignedDevice], plan: ResourcePlan) -> None:
+def refuse_collisions(
+    reports: Sequence[RankReport], assigned_devices: Sequence[AssignedDevice], plan: ResourcePlan
+) -> None:
     """Raises ClusterError where two ranks would compute on the same device of the same host."""
     owners: dict[tuple[str, str], RankReport] = {}
-    for card, place in zip(cards, placed, strict=True):
-        if place.device is None:
+    for report, assigned in zip(reports, assigned_devices, strict=True):
+        if assigned.device is None:
             continue
-        other = owners.setdefault((card.host, place.device.identity), card)
-        if other is not card:
-            ranks = f"ranks {other.rank} and {card.rank} (executors {other.executor} and {card.executor})"
-            raise ClusterError(collision(place.device.visible, card.host, ranks, plan.resource))
+        other = owners.setdefault((report.host, assigned.device.identity), report)
+        if other is not report:
+            ranks = f"ranks {other.rank} and {report.rank} (executors {other.executor} and {report.executor})"
+            raise ClusterError(collision(assigned.device.visible, report.host, ranks, plan.resource))
 
 
 def collision(device: str, host: str, ranks: str, resource: str) -> str:
@@ -109,12 +115,12 @@ def collision(device: str, host: str, ranks: str, resource: str) -> str:
     )
 
 
-def _too_few(cards: Sequence[RankReport], lacking: RankReport, plan: ResourcePlan) -> str:
-    if not lacking.shareable:
+def _too_few(reports: Sequence[RankReport], report: RankReport, plan: ResourcePlan) -> str:
+    if not report.shareable:
         return no_gpus(plan).replace("useGpu=True: ", "")
-    here = [card.rank for card in cards if card.host == lacking.host]
+    here = [card.rank for card in reports if card.host == report.host]
     return (
-        f"expected a GPU for each of the {len(here)} ranks on {lacking.host}. Received: {len(lacking.shareable)}. "
+        f"expected a GPU for each of the {len(here)} ranks on {report.host}. Received: {len(report.shareable)}. "
         "Lower numWorkers, give the fit more hosts, or set useGpu=False."
     )
 
@@ -124,7 +130,7 @@ class LockedDevices:
     """The devices of one worker's task."""
 
     of_task: TaskDevices  # as the task gets them, one of each process; none for the CPU
-    placed: list[AssignedDevice]  # the same, with what is to be said of each
+    assigned_devices: list[AssignedDevice]  # the same, with what is to be said of each
 
 
 @contextlib.contextmanager
@@ -141,12 +147,14 @@ def locked_devices(devices: TaskDevices, plan: ResourcePlan, *, run_id: str, hos
             for device in devices.assigned:
                 if not _lock_device([device], 1, run_id, closing):
                     raise ClusterError(collision(device.visible, host, "two workers", plan.resource))
-            yield LockedDevices(of_task=devices, placed=[AssignedDevice(device=device) for device in devices.assigned])
+            yield LockedDevices(
+                of_task=devices, assigned_devices=[AssignedDevice(device=device) for device in devices.assigned]
+            )
             return
         chosen = _lock_device(devices.shareable, count, run_id, closing)
         if chosen:
-            placed = [AssignedDevice(device=device, shared_out=True) for device in chosen]
-            yield LockedDevices(of_task=TaskDevices(assigned=tuple(chosen)), placed=placed)
+            assigned_devices = [AssignedDevice(device=device, shared_out=True) for device in chosen]
+            yield LockedDevices(of_task=TaskDevices(assigned=tuple(chosen)), assigned_devices=assigned_devices)
             return
         note = devices.note
         if devices.shareable:
@@ -156,7 +164,7 @@ def locked_devices(devices: TaskDevices, plan: ResourcePlan, *, run_id: str, hos
             )
             if plan.required:
                 raise ClusterError(note)
-        yield LockedDevices(of_task=TaskDevices(), placed=[AssignedDevice(note=note)] * count)
+        yield LockedDevices(of_task=TaskDevices(), assigned_devices=[AssignedDevice(note=note)] * count)
 
 
 def _lock_device(devices: Sequence[Device], count: int, run_id: str, closing: contextlib.ExitStack) -> list[Device]:
@@ -166,15 +174,15 @@ def _lock_device(devices: Sequence[Device], count: int, run_id: str, closing: co
     deadline = time.monotonic() + _LET_GO_S
     while True:
         with contextlib.ExitStack() as trying:
-            locked: list[Device] = []
+            locked_devices: list[Device] = []
             for device in devices:
                 held = _held(run_id, device)
                 if held is not None:
                     trying.enter_context(held)
-                    locked.append(device)
-                if len(locked) == count:
+                    locked_devices.append(device)
+                if len(locked_devices) == count:
                     closing.push(trying.pop_all())
-                    return locked
+                    return locked_devices
         if time.monotonic() > deadline:
             return []
         time.sleep(_POLL_S)

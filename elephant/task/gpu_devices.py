@@ -160,25 +160,25 @@ def listed_devices(listing: str) -> list[Device]:
     [Device(visible='MIG-2', identity='MIG-2'), Device(visible='1', identity='GPU-3')]
     """
     devices: list[Device] = []
-    whole: Device | None = None
+    whole_device: Device | None = None
     for line in listing.splitlines():
         gpu, part = _GPU.match(line), _MIG.match(line)
         if gpu is not None:
-            whole = Device(gpu[1], gpu[2])
-            devices.append(whole)
+            whole_device = Device(gpu[1], gpu[2])
+            devices.append(whole_device)
         elif part is not None:
-            if whole is not None and devices[-1] is whole:
+            if whole_device is not None and devices[-1] is whole_device:
                 devices.pop()
             devices.append(Device(part[1], part[1]))
     return devices
 
 
-def _identified(name: str, listed: Sequence[Device]) -> Device:
+def _identified(name: str, listed_devices: Sequence[Device]) -> Device:
     """Returns a device with the identity that the host's list gives to its name, which may be the start of a UUID."""
-    for device in listed:
+    for device in listed_devices:
         if name in (device.visible, device.identity):
             return Device(name, device.identity)
-    begun = [device for device in listed if not name.isdecimal() and device.identity.startswith(name)]
+    begun = [device for device in listed_devices if not name.isdecimal() and device.identity.startswith(name)]
     if len(begun) == 1:
         return Device(name, begun[0].identity)
     return Device(name, name)

@@ -62,18 +62,18 @@ class PackedFunction:
 
     Args:
         content: The pickled function.
-        target: What it is to make of the columns.
+        target_schema: What it is to make of the columns.
         names: The model's names of its inputs; none when they are unknown.
     """
 
     content: bytes
-    target: DataSchema
+    target_schema: DataSchema
     names: tuple[str, ...]
 
     @classmethod
-    def of(cls, function: Callable[..., Any], target: DataSchema, names: Sequence[str]) -> PackedFunction:
+    def of(cls, function: Callable[..., Any], target_schema: DataSchema, names: Sequence[str]) -> PackedFunction:
         """Returns a function in the form that travels; raises ConfigurationError where it cannot."""
-        return cls(pickled(function, "preprocessing: the function"), target, tuple(names))
+        return cls(pickled(function, "preprocessing: the function"), target_schema, tuple(names))
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class ModelRows:
         from elephant.rank.input.preprocessing import Preprocessing
 
         made = cloudpickle.loads(function.content)
-        return Preprocessing(made, self._schema, function.target, function.names, self._row_shapes)
+        return Preprocessing(made, self._schema, function.target_schema, function.names, self._row_shapes)
 
     def _tensors_of(self, schema: DataSchema) -> Tensors:
         shapes = self.model_row_shapes

@@ -81,7 +81,7 @@ class ModelProcess:
             self._watch.ends_within(_END_S)
             # It may have closed the connection alone.
             self._process.kill()
-            failure = self._watch.end.result()
+            failure = self._watch.failure.result()
             text = "it ended" if failure is None else f"{failure.message}\n{failure.log_tail}"
             raise TrainingError(f"The process that predicts is lost: {text}") from None
 

@@ -66,11 +66,11 @@ class Arguments:
     """Arguments of a UDF for a model.
 
     Args:
-        inputs: One per input, in the order of the arguments.
+        arguments: One per input, in the order of the arguments.
         nest: How the inputs are nested for Keras.
     """
 
-    inputs: tuple[Argument, ...]
+    arguments: tuple[Argument, ...]
     nest: Nest
 
     def grouped(self, given: Sequence[pa.Array]) -> list[list[pa.Array]]:
@@ -79,12 +79,12 @@ class Arguments:
         Raises:
             SchemaError: There are more or fewer arguments than inputs.
         """
-        if len(self.inputs) == 1:
+        if len(self.arguments) == 1:
             return [list(given)]
-        if len(given) != len(self.inputs):
+        if len(given) != len(self.arguments):
             raise SchemaError(
                 f"predict_udf: expected an argument for each of the model's inputs "
-                f"{', '.join(known.name for known in self.inputs)}. Received: {len(given)} arguments."
+                f"{', '.join(argument.name for argument in self.arguments)}. Received: {len(given)} arguments."
             )
         return [[column] for column in given]
 
@@ -97,23 +97,23 @@ class Arguments:
         fields = (
             Field(
                 role_of(FEATURES, place),
-                (known.name,),
-                known.dtype,
-                SPARSE if known.sparse else _kind([column.type for column in columns], known),
-                known.shape,
-                sparse_tensor=known.sparse,
+                (argument.name,),
+                argument.dtype,
+                SPARSE if argument.sparse else _kind([column.type for column in columns], argument),
+                argument.shape,
+                sparse_tensor=argument.sparse,
             )
-            for place, (columns, known) in enumerate(zip(groups, self.inputs, strict=True))
+            for place, (columns, argument) in enumerate(zip(groups, self.arguments, strict=True))
         )
         return DataSchema(inputs=tuple(fields), x=self.nest)
 
 
-def _kind(kinds: Sequence[pa.DataType], known: Argument) -> str:
+def _kind(kinds: Sequence[pa.DataType], argument: Argument) -> str:
     """Returns the kind of a field, of the types of its columns."""
     kind = kinds[0]
     if pa.types.is_struct(kind) and all(kind.get_field_index(name) >= 0 for name in VECTOR_TYPE.names):
         return SPARSE
-    if known.dtype == "string":
+    if argument.dtype == "string":
         return TEXT
     depth = 0
     while is_list(kind):
@@ -122,9 +122,9 @@ def _kind(kinds: Sequence[pa.DataType], known: Argument) -> str:
     if wrong:
         raise SchemaError(
             f"predict_udf: expected an array of numbers, numbers, an ml vector or a binary tensor for the input "
-            f"{known.name!r}. Received: a column of type {wrong[0]}."
+            f"{argument.name!r}. Received: a column of type {wrong[0]}."
         )
-    shape = known.shape
+    shape = argument.shape
     differs = depth > 0 and shape is not None and len(shape) == depth and shape[0] is None and None not in shape[1:]
     return RAGGED if differs else DENSE
 

@@ -94,13 +94,13 @@ class RankTask(Task):
             if not devices.shareable:
                 # What is known: they need not wait for it until all ranks have met.
                 rank_processes.send(_block({}))
-            cards = self._own_cards(devices, [listener.getsockname()[1] for listener in listeners])
+            reports = self._own_cards(devices, [listener.getsockname()[1] for listener in listeners])
             if error is None:
-                cards = self._with_rows(cards, rank_processes, batches)
+                reports = self._with_rows(reports, rank_processes, batches)
             else:
-                cards = _with_failure(cards, self._failure_of(error))
+                reports = _with_failure(reports, self._failure_of(error))
             self._phases.end("reading rows")
-            met = self._link.exchange(cards)
+            met = self._link.exchange(reports)
             self._phases.end("meeting other ranks")
             ended = rank_processes.ended()
             if ended is not None and ended.failure.kind == ENDED:
@@ -143,7 +143,7 @@ class RankTask(Task):
         ]
 
     def _with_rows(
-        self, cards: list[RankReport], rank_processes: RankProcessGroup, batches: Iterable[pa.RecordBatch]
+        self, reports: list[RankReport], rank_processes: RankProcessGroup, batches: Iterable[pa.RecordBatch]
     ) -> list[RankReport]:
         """Writes the shards and returns the ranks' cards, with what is to be said of their rows.
 
@@ -154,59 +154,61 @@ class RankTask(Task):
         except InputStreamError:
             raise
         except Exception as error:
-            return _with_failure(cards, self._failure_of(error))
+            return _with_failure(reports, self._failure_of(error))
         ended = rank_processes.ended()
         if ended is not None:
-            return _with_failure(cards, self._failure_of(ended))
+            return _with_failure(reports, self._failure_of(ended))
         return [
-            replace(card, num_rows=rows.num_rows, num_marked=rows.num_validation, row_shapes=rows.row_shapes)
-            for card, rows in zip(cards, summaries, strict=True)
+            replace(report, num_rows=summary.num_rows, num_marked=summary.num_validation, row_shapes=summary.row_shapes)
+            for report, summary in zip(reports, summaries, strict=True)
         ]
 
     def _send_rank_info(
         self,
-        cards: Sequence[RankReport],
+        reports: Sequence[RankReport],
         devices: TaskDevices,
         rank_processes: RankProcessGroup,
         listeners: Sequence[socket.socket],
     ) -> None:
         """Tells the task's processes their places among all ranks, and their devices where only now these are known."""
-        agree(cards, driver_versions=self._spec.driver_versions)
-        placed = assign_devices(cards, self._spec.plan)
-        row_shapes = {} if self._spec.schema is None else agreed_row_shapes(cards)
+        agree(reports, driver_versions=self._spec.driver_versions)
+        assigned_devices = assign_devices(reports, self._spec.plan)
+        row_shapes = {} if self._spec.schema is None else agreed_row_shapes(reports)
         for rank_handle, listener in zip(rank_processes.all, listeners, strict=True):
-            own = placed[rank_handle.rank]
+            own = assigned_devices[rank_handle.rank]
             if devices.shareable:
                 rank_handle.process.send(_block(self._late_environment(own)))
             own = own if own.note else replace(own, note=devices.note)
-            rank_handle.process.send(self._info_of(cards, rank_handle, own, row_shapes, listener.fileno()).to_bytes())
+            rank_handle.process.send(self._info_of(reports, rank_handle, own, row_shapes, listener.fileno()).to_bytes())
 
-    def _late_environment(self, placed: AssignedDevice) -> dict[str, str]:
+    def _late_environment(self, assigned_devices: AssignedDevice) -> dict[str, str]:
         """Returns the variables of a device, but for those that the user has set."""
-        variables = device_environment(placed.visible)
+        variables = device_environment(assigned_devices.visible)
         return {name: value for name, value in variables.items() if name not in self._spec.environment}
 
     def _info_of(
         self,
-        cards: Sequence[RankReport],
+        reports: Sequence[RankReport],
         rank_handle: RankHandle,
-        placed: AssignedDevice,
+        assigned_devices: AssignedDevice,
         row_shapes: dict[str, tuple[int, ...]],
         listener_fd: int,
     ) -> RankInfo:
         if self._link.servers is not None:
-            card = cards[rank_handle.rank]
-            rows = ShardSummary(num_rows=card.num_rows, num_validation=card.num_marked, row_shapes=card.row_shapes)
-            return self._served_rank_info(rank_handle, placed, rows, self._link.servers)
+            report = reports[rank_handle.rank]
+            summary = ShardSummary(
+                num_rows=report.num_rows, num_validation=report.num_marked, row_shapes=report.row_shapes
+            )
+            return self._served_rank_info(rank_handle, assigned_devices, summary, self._link.servers)
         return self._rank_info(
-            rank_handle, placed, num_rows=[card.num_rows for card in cards],
-            num_marked=[card.num_marked for card in cards], row_shapes=row_shapes,
-            addresses=[(card.host, card.port) for card in cards], listener_fd=listener_fd,
+            rank_handle, assigned_devices, num_rows=[report.num_rows for report in reports],
+            num_marked=[report.num_marked for report in reports], row_shapes=row_shapes,
+            addresses=[(report.host, report.port) for report in reports], listener_fd=listener_fd,
         )  # fmt: skip
 
 
-def _with_failure(cards: Sequence[RankReport], failure: RankFailure) -> list[RankReport]:
-    return [replace(card, failure=failure) for card in cards]
+def _with_failure(reports: Sequence[RankReport], failure: RankFailure) -> list[RankReport]:
+    return [replace(report, failure=failure) for report in reports]
 
 
 def _block(variables: dict[str, str]) -> bytes:
@@ -215,7 +217,7 @@ def _block(variables: dict[str, str]) -> bytes:
 
 
 def run_worker(
-    spec: TaskSpec, run: RunContext, served: ServerAddresses, batches: Iterable[pa.RecordBatch]
+    spec: TaskSpec, run: RunContext, server_addresses: ServerAddresses, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Runs one worker on one partition; the function that ``mapInArrow`` runs."""
     from pyspark import TaskContext
@@ -223,15 +225,17 @@ def run_worker(
     context = TaskContext.get()
     if context is None:
         raise ClusterError("run_worker: expected to run in a Spark task. Received: a call outside of one.")
-    return WorkerTask(spec, run, served, context).rows(batches)
+    return WorkerTask(spec, run, server_addresses, context).rows(batches)
 
 
 class WorkerTask(Task):
     """One worker, which trains at its own pace."""
 
-    def __init__(self, spec: TaskSpec, run: RunContext, served: ServerAddresses, context: TaskContext) -> None:
+    def __init__(
+        self, spec: TaskSpec, run: RunContext, server_addresses: ServerAddresses, context: TaskContext
+    ) -> None:
         super().__init__(spec, context, own_host(run.driver), functools.partial(ChannelLink, spec, run))
-        self._served = served
+        self._server_addresses = server_addresses
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> list[tuple[int, bytes]]:
         """Writes the rows, and waits until the processes of the workers have ended."""
@@ -248,8 +252,12 @@ class WorkerTask(Task):
             self._phases.end("starting the process")
             summaries = rank_processes.write(self._followed(batches), spec.schema)
             self._phases.end("reading rows")
-            for rank_handle, placed, summary in zip(rank_processes.all, locked.placed, summaries, strict=True):
-                rank_handle.process.send(self._served_rank_info(rank_handle, placed, summary, self._served).to_bytes())
+            for rank_handle, assigned_devices, summary in zip(
+                rank_processes.all, locked.assigned_devices, summaries, strict=True
+            ):
+                rank_handle.process.send(
+                    self._served_rank_info(rank_handle, assigned_devices, summary, self._server_addresses).to_bytes()
+                )
             self._link.hang_up()
             rank_processes.wait(silence_s=spec.timeouts.heartbeat_s)
             return rank_processes.results()

@@ -82,7 +82,7 @@ def installed_versions() -> dict[str, str]:
     return {"python": minor(platform.python_version()), "elephant": __version__, "keras": keras}
 
 
-def agree(cards: Sequence[RankReport], *, driver_versions: dict[str, str]) -> None:
+def agree(reports: Sequence[RankReport], *, driver_versions: dict[str, str]) -> None:
     """Checks that the ranks can work together.
 
     Args:
@@ -92,13 +92,13 @@ def agree(cards: Sequence[RankReport], *, driver_versions: dict[str, str]) -> No
         ElephantError: A rank has failed: its own error.
         ClusterError: Versions differ, or a host's address is of no use to other hosts.
     """
-    _refuse_failed(cards)
-    for card in cards:
-        refuse_other_versions(card.versions, driver_versions=driver_versions, host=card.name, rank=card.rank)
-    _refuse_loopback_between_hosts(cards)
+    _refuse_failed(reports)
+    for report in reports:
+        refuse_other_versions(report.versions, driver_versions=driver_versions, host=report.name, rank=report.rank)
+    _refuse_loopback_between_hosts(reports)
 
 
-def agreed_row_shapes(cards: Sequence[RankReport]) -> dict[str, tuple[int, ...]]:
+def agreed_row_shapes(reports: Sequence[RankReport]) -> dict[str, tuple[int, ...]]:
     """Checks that the ranks hold rows to train on together.
 
     Returns:
@@ -107,13 +107,13 @@ def agreed_row_shapes(cards: Sequence[RankReport]) -> dict[str, tuple[int, ...]]
     Raises:
         DataError: Shapes differ, or there are no rows.
     """
-    if sum(card.num_rows for card in cards) == 0:
+    if sum(report.num_rows for report in reports) == 0:
         raise no_rows()
-    if sum(card.num_rows - card.num_marked for card in cards) == 0:
+    if sum(report.num_rows - report.num_marked for report in reports) == 0:
         raise DataError("expected rows to train on. Received: rows that are all marked for validation.")
     shapes: dict[str, tuple[int, ...]] = {}
-    for card in cards:
-        for role, shape in card.row_shapes.items():
+    for report in reports:
+        for role, shape in report.row_shapes.items():
             if shapes.setdefault(role, tuple(shape)) != tuple(shape):
                 raise DataError(
                     f"{role}: expected rows of one shape. "
@@ -131,10 +131,10 @@ def no_rows() -> DataError:
     return DataError("fit: expected rows to train on. Received: a DataFrame without rows.")
 
 
-def _refuse_failed(cards: Sequence[RankReport]) -> None:
-    for card in cards:
-        if card.failure is not None:
-            failure, place = card.failure, f"(rank {card.rank})"
+def _refuse_failed(reports: Sequence[RankReport]) -> None:
+    for report in reports:
+        if report.failure is not None:
+            failure, place = report.failure, f"(rank {report.rank})"
             text = f"{failure.traceback or failure.message} {place}"
             if failure.kind == ENDED:
                 raise PeerLostError(f"another rank's process ended before the ranks had met: {text}")
@@ -158,12 +158,13 @@ def refuse_other_versions(
         )
 
 
-def _refuse_loopback_between_hosts(cards: Sequence[RankReport]) -> None:
-    if len({card.name for card in cards}) == 1:
+def _refuse_loopback_between_hosts(reports: Sequence[RankReport]) -> None:
+    if len({report.name for report in reports}) == 1:
         return
-    for card in cards:
-        if ipaddress.ip_address(card.host).is_loopback:
+    for report in reports:
+        if ipaddress.ip_address(report.host).is_loopback:
             raise ClusterError(
-                f"expected {card.name} to resolve, on that host, to an address that other hosts reach. "
-                f"Received: {card.host} (rank {card.rank}). Set SPARK_LOCAL_IP on the executors, or mend /etc/hosts."
+                f"expected {report.name} to resolve, on that host, to an address that other hosts reach. "
+                f"Received: {report.host} (rank {report.rank}). Set SPARK_LOCAL_IP on the executors, or mend "
+                "/etc/hosts."
             )

@@ -275,7 +275,7 @@ class Task(ABC):
     def _rank_info(
         self,
         rank_handle: RankHandle,
-        placed: AssignedDevice,
+        assigned_devices: AssignedDevice,
         *,
         num_rows: list[int],
         num_marked: list[int],
@@ -294,9 +294,9 @@ class Task(ABC):
             run_id=self._link.run.run_id,
             token=self._link.run.token.hex(),
             host=self.host,
-            device=placed.text,
-            devices=placed.visible,
-            note=placed.note,
+            device=assigned_devices.text,
+            devices=assigned_devices.visible,
+            note=assigned_devices.note,
             threads=self._threads,
             timeouts=self._spec.timeouts,
             phases=list(self._phases.ended),
@@ -304,16 +304,20 @@ class Task(ABC):
         )
 
     def _served_rank_info(
-        self, rank_handle: RankHandle, placed: AssignedDevice, rows: ShardSummary, served: ServerAddresses
+        self,
+        rank_handle: RankHandle,
+        assigned_devices: AssignedDevice,
+        summary: ShardSummary,
+        server_addresses: ServerAddresses,
     ) -> RankInfo:
         """Returns the info for the process of a worker that trains at its own pace."""
 
         def own(count: int) -> list[int]:
-            return [count if rank == rank_handle.rank else 0 for rank in range(served.num_workers)]
+            return [count if rank == rank_handle.rank else 0 for rank in range(server_addresses.num_workers)]
 
         return self._rank_info(
-            rank_handle, placed, num_rows=own(rows.num_rows), num_marked=own(rows.num_validation),
-            row_shapes=rows.row_shapes, servers=list(served.servers), layout=served.layout,
+            rank_handle, assigned_devices, num_rows=own(summary.num_rows), num_marked=own(summary.num_validation),
+            row_shapes=summary.row_shapes, servers=list(server_addresses.servers), layout=server_addresses.layout,
         )  # fmt: skip
 
     def _failure_of(self, error: Exception) -> RankFailure:

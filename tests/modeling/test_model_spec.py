@@ -54,7 +54,7 @@ def test_source_when_trained_variables_are_given_then_keeps_them_with_the_optimi
 @pytest.mark.filterwarnings("error::UserWarning")
 def test_source_when_each_group_of_variables_has_an_optimizer_then_keeps_what_all_of_them_have():
     model = compiled(optimizer=two_groups())
-    assert model_source(model).facts.several_rates
+    assert model_source(model).info.several_rates
     model.fit(np.ones((8, 3)), np.zeros((8, 2)), verbose=0)
     values = read_variables(model)
     assert len(values) == 2 + 2 + (2 + 2) + (2 + 1)

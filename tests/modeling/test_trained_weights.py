@@ -136,11 +136,11 @@ def saved(source):
 
 
 def streamed(trained, source):
-    state = StreamState(stream_id="one", batch=1, source=trained, history={}).to_fit_state()
+    state = StreamState(stream_id="one", batch=1, spec=trained, history={}).to_fit_state()
     file = io.BytesIO()
     write_arrays(file, state.arrays)
     file.seek(0)
-    return StreamState.from_fit_state(replace(state, arrays=read_arrays(file)), source).source
+    return StreamState.from_fit_state(replace(state, arrays=read_arrays(file)), source).spec
 
 
 def outputs(model, rows):

@@ -54,7 +54,7 @@ def ended(tasks):
 def arrived(channel, *tasks):
     """Waits until the driver has heard of these."""
     deadline = time.monotonic() + 30
-    while len(channel._meeting._arrived) < len(tasks) and time.monotonic() < deadline:
+    while len(channel._meeting._arrived_streams) < len(tasks) and time.monotonic() < deadline:
         time.sleep(0.01)
     return tasks
 

@@ -109,8 +109,8 @@ FAULTS = (
     Fault(
         name="share-of-wrong-window",
         file="elephant/rank/synchronous.py",
-        old="self._share.since(self._averaged_at))",
-        new="self._share.since(0))",
+        old="self._weight.since(self._averaged_at))",
+        new="self._weight.since(0))",
         breaks="Weights are averaged by the rows of the epoch so far and not by those since the last average.",
         tests=(f"{_LOCAL_STEPS}[3 uneven]",),
     ),
@@ -125,8 +125,8 @@ FAULTS = (
     Fault(
         name="kernel-of-some-ranks",
         file="elephant/backends/gradient_averager.py",
-        old='self.collective.allreduce_(has_it, "min")',
-        new='self.collective.allreduce_(has_it, "max")',
+        old='self.communicator.allreduce_(has_it, "min")',
+        new='self.communicator.allreduce_(has_it, "max")',
         breaks="Ranks with TensorFlow's kernel wait for others that have none.",
         tests=(f"{_RANK}/test_exchange_kernel.py::test_kernel_when_one_rank_lacks_it_then_none_uses_it",),
     ),
@@ -189,8 +189,8 @@ FAULTS = (
     Fault(
         name="statistics-weighted-by-last-step",
         file="elephant/rank/rank_callbacks.py",
-        old="average_moving_statistics(self.model, self._collective, self._share.since(0))",
-        new="average_moving_statistics(self.model, self._collective, self._share())",
+        old="average_moving_statistics(self.model, self._communicator, self._weight.since(0))",
+        new="average_moving_statistics(self.model, self._communicator, self._weight())",
         breaks="Moving statistics are averaged by the rows of the last step, in which some ranks idle.",
         tests=(f"{_SYNCHRONOUS}::test_moving_statistics_when_an_epoch_ends_then_are_the_average_weighted_by_rows",),
     ),
@@ -431,8 +431,8 @@ FAULTS = (
     Fault(
         name="option-class-weight",
         file="elephant/rank/synchronous.py",
-        old="BatchFeed(shard, plan, job.config, collective.rank, changes, job.class_weight)",
-        new="BatchFeed(shard, plan, job.config, collective.rank, changes)",
+        old="BatchFeed(shard, plan, job.config, communicator.rank, changes, job.class_weight)",
+        new="BatchFeed(shard, plan, job.config, communicator.rank, changes)",
         breaks="classWeight is ignored in synchronous fits.",
         tests=(f"{_RANK}/test_models.py::test_weights_when_one_rank_has_class_weights_then_equal_one_process",),
     ),
@@ -514,9 +514,9 @@ FAULTS = (
     Fault(
         name="last-bucket-skipped",
         file="elephant/backends/gradient_averager.py",
-        old="averager.exchange.submit(lambda: bucket.reduce(buffer, averager.collective))",
+        old="averager.exchange.submit(lambda: bucket.reduce(buffer, averager.communicator))",
         new="number + 1 == len(self.buckets) or averager.exchange.submit(\n"
-        "                lambda: bucket.reduce(buffer, averager.collective)\n            )",
+        "                lambda: bucket.reduce(buffer, averager.communicator)\n            )",
         breaks="The gradients of the first layers are not averaged.",
         tests=(f"{_RANK}/test_overlap.py::test_weights_when_every_layer_is_a_bucket_then_equal_one_process[{{}}]",),
     ),
@@ -531,7 +531,7 @@ FAULTS = (
     Fault(
         name="weights-of-rank-0-not-shared",
         file="elephant/rank/synchronous.py",
-        old="    if collective.world_size > 1:\n        share_variables(state_variables(model), collective)\n",
+        old="    if communicator.world_size > 1:\n        share_variables(state_variables(model), communicator)\n",
         new="",
         breaks="Ranks whose model function draws other weights begin apart.",
         tests=(f"{_SYNCHRONOUS}::test_weights_when_every_rank_builds_others_then_all_begin_with_those_of_rank_0",),
@@ -923,7 +923,7 @@ FAULTS = (
     Fault(
         name="stop-of-a-batch-comes-late",
         file="elephant/rank/rank_callbacks.py",
-        old="self._stop.agreed = any_rank(self._stop.requested, self._collective)",
+        old="self._stop.agreed = any_rank(self._stop.requested, self._communicator)",
         new="pass",
         breaks="A callback that stops in a batch stops the fit one step later than one process.",
         tests=("tests/rank/test_synchronous.py",),
@@ -1048,7 +1048,7 @@ FAULTS = (
     Fault(
         name="overtaken-attempt-not-ended",
         file="elephant/driver/coordinator_policy.py",
-        old="        if failed.kind == SUPERSEDED:",
+        old="        if failure.kind == SUPERSEDED:",
         new="        if False:",
         breaks="An attempt that a later one has overtaken counts as a lost worker, or fails the fit.",
         tests=("tests/driver/test_async_coordinator.py",),
@@ -1127,7 +1127,7 @@ FAULTS = (
     Fault(
         name="gpu-given-twice",
         file="elephant/task/gpu_assignment.py",
-        old="            taken.add((card.host, device.identity))\n",
+        old="            taken.add((report.host, device.identity))\n",
         new="            pass\n",
         breaks="Two ranks of a host compute on the same GPU.",
         tests=("tests/task/test_device_assignment.py",),
@@ -1135,7 +1135,7 @@ FAULTS = (
     Fault(
         name="gpu-collision-unnoticed",
         file="elephant/task/gpu_assignment.py",
-        old="        if other is not card:",
+        old="        if other is not report:",
         new="        if False:",
         breaks="Ranks that Spark has given the same GPU wait for each other.",
         tests=("tests/task/test_device_assignment.py",),

@@ -286,7 +286,7 @@ def job_of(model=None, *, preprocess=powers, augment=None, validated=False, **op
         labels=(Field("label", ("y",), "float32", DENSE, (1,)),),
         validation=validation,
     )
-    functions = BatchFunctions(preprocess=preprocess, augment=augment, target=target)
+    functions = BatchFunctions(preprocess=preprocess, augment=augment, target_schema=target)
     return TrainingJob(source, (), FitConfig(**options), raw, preprocessing=functions)
 
 

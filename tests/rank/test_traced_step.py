@@ -43,7 +43,7 @@ def test_step_when_traced_ahead_then_the_fit_traces_none(mode, tmp_path):
     if mode == "synchronous":
         ahead.averager.bind(LocalCommunicator(), lambda: 1.0, StopSignal())
     else:
-        ahead.hook.exchange = server
+        ahead.hook.pusher = server
     with contextlib.closing(Shard(tmp_path / "shard", job.schema, summary.row_shapes)) as shard:
         plan = EpochPlan(training_rows=(12,), validation_rows=(0,), batch_size=4)
         batches = BatchFeed(shard, plan, job.config, 0).training_batches()

@@ -83,7 +83,7 @@ def table(spark):
 
 def prepared(table, features, label="i", model=None, **options):
     """Returns the schema and each prepared column as a numpy array, the way a rank would read them."""
-    facts = model_source(model or model_of(3)).facts
+    facts = model_source(model or model_of(3)).info
     schema = training_schema(table.schema, facts, ColumnSelection(features=features, label=label, **options))
     return schema, read(table, schema)
 
@@ -203,9 +203,9 @@ def test_labels_when_an_output_has_several_columns_then_they_make_one_vector(tab
     sequence = keras.Sequential([keras.layers.Input((3, 2)), keras.layers.Dense(4, "softmax")])
     sequence.compile("sgd", "sparse_categorical_crossentropy")
     choice = ColumnSelection(features="floats", label=["i", "flag", "b"])
-    assert training_schema(table.schema, model_source(sequence).facts, choice).labels[0].dtype == "float32"
+    assert training_schema(table.schema, model_source(sequence).info, choice).labels[0].dtype == "float32"
     choice = ColumnSelection(features="floats", label=["i", "flag", "i"])
-    schema = training_schema(table.schema, model_source(sequence).facts, choice)
+    schema = training_schema(table.schema, model_source(sequence).info, choice)
     assert (schema.labels[0].dtype, schema.labels[0].shape) == ("int32", (3,))
 
 
@@ -571,7 +571,7 @@ def test_labels_when_ctc_compares_sequences_of_classes_then_have_any_length():
     model = keras.Sequential([keras.Input((8, 4)), keras.layers.Dense(5)])
     model.compile("sgd", keras.losses.CTC())
     kinds = {"x": ArrayType(ArrayType(DoubleType())), "y": ArrayType(IntegerType()), "a": LongType(), "b": LongType()}
-    columns, facts = StructType([StructField(name, kind) for name, kind in kinds.items()]), model_source(model).facts
+    columns, facts = StructType([StructField(name, kind) for name, kind in kinds.items()]), model_source(model).info
     (label,) = training_schema(columns, facts, ColumnSelection(features="x", label="y")).labels
     assert (label.kind, label.dtype, label.shape, label.num_classes) == (RAGGED, "int32", (None,), None)
     (label,) = training_schema(columns, facts, ColumnSelection(features="x", label=["a", "b"])).labels

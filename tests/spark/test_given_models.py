@@ -57,7 +57,7 @@ def test_model_when_given_in_any_form_then_goes_on_where_it_was(tmp_path, form):
     weights = np.array([1.0, 3.0], "float32")
     expected = model.evaluate(rows, labels, sample_weight=weights, return_dict=True, verbose=0)
     assert built.evaluate(rows, labels, sample_weight=weights, return_dict=True, verbose=0) == pytest.approx(expected)
-    assert [output.name for output in source.facts.outputs] == ["age", "size"]
+    assert [output.name for output in source.info.outputs] == ["age", "size"]
 
 
 def test_model_when_there_is_no_file_or_no_model_then_says_what_was_expected(tmp_path):

@@ -136,7 +136,7 @@ def test_model_when_it_is_replaced_or_not_compiled_then_is_checked():
 def test_fit_when_options_model_and_callbacks_do_not_go_together_then_says_so():
     schedule = keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9))
     trained = SparkModel(model_of(schedule), mode="asynchronous", learning_rate=0.1)
-    facts = trained._live.source().facts
+    facts = trained._live.source().info
     with pytest.raises(ConfigurationError, match="learning_rate: expected a model compiled with a constant"):
         check_fit(trained._config(epochs=1, batch_size=1, num_workers=1), facts, [])
     if not current().has_nccl:
@@ -146,5 +146,5 @@ def test_fit_when_options_model_and_callbacks_do_not_go_together_then_says_so():
     plain = SparkModel(model_of(), mode="asynchronous")
     with pytest.raises(UnsupportedError, match="LearningRateWarmup"):
         check_fit(
-            plain._config(epochs=1, batch_size=1, num_workers=1), plain._live.source().facts, [LearningRateWarmup(2)]
+            plain._config(epochs=1, batch_size=1, num_workers=1), plain._live.source().info, [LearningRateWarmup(2)]
         )

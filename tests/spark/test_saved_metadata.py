@@ -54,7 +54,7 @@ def saved():
     model.compile("adam", "mse")
     source = model_source(model)
     about = {
-        "facts": source.facts.to_json(),
+        "facts": source.info.to_json(),
         "settings": asdict(source.settings),
         "rows": {"x": 0, "tensors": [{"shape": [3], "dtype": "float32", "sparse": False}]},
     }

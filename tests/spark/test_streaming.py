@@ -224,8 +224,8 @@ def test_stream_when_the_frame_or_an_option_cannot_work_then_says_so(spark, tmp_
 def test_state_when_read_again_then_is_another_model_for_workers_that_keep_models():
     source = model_source(counting_model())
     archive = source.archive
-    states = [StreamState(stream_id="s", batch=batch, source=source, history={}) for batch in range(2)]
-    read = [StreamState.from_fit_state(state.to_fit_state(), source).source for state in states]
+    states = [StreamState(stream_id="s", batch=batch, spec=source, history={}) for batch in range(2)]
+    read = [StreamState.from_fit_state(state.to_fit_state(), source).spec for state in states]
     assert all(model.archive == archive for model in read)
     assert len({source.source_id, *(model.source_id for model in read)}) == 3
 
@@ -237,7 +237,7 @@ class OneState:
         self.history = history
 
     def latest(self, source):
-        state = StreamState(stream_id="s", batch=0, source=source, history=self.history)
+        state = StreamState(stream_id="s", batch=0, spec=source, history=self.history)
         return StreamState.from_fit_state(state.to_fit_state(), source)
 
 
@@ -245,7 +245,7 @@ class OneState:
 def test_stream_when_resumed_then_the_learning_rate_is_set_unless_a_micro_batch_was_trained_on(history, rate):
     estimator = KerasEstimator(model=counting_model(), learningRate=0.5, scaleLearningRate=True, numWorkers=2)
     trainer = StreamTrainer(estimator, OneState(history), min_rows_per_worker=1)
-    source = OneState(history).latest(model_source(counting_model())).source
+    source = OneState(history).latest(model_source(counting_model())).spec
     used = fit_config(trainer._estimator_for(source, 1, 10))
     assert (used.learning_rate, used.scale_learning_rate) == (rate, rate is not None)
 
@@ -255,7 +255,7 @@ def test_folder_when_the_newest_checkpoint_is_cut_short_then_the_one_before_coun
     folder = StreamFolder(spark, str(tmp_path / "model"))
     assert folder.latest(source) is None
     for batch in range(4):
-        folder.write(StreamState(stream_id="a", batch=batch, source=source, history={"loss": [1.0] * batch}))
+        folder.write(StreamState(stream_id="a", batch=batch, spec=source, history={"loss": [1.0] * batch}))
     manifests = sorted((tmp_path / "model").glob("*.json"))
     assert [path.name[:14] for path in manifests] == ["epoch-00000002", "epoch-00000003"]
     assert StreamFolder(spark, str(tmp_path / "model")).latest(source).batch == 3
@@ -263,12 +263,12 @@ def test_folder_when_the_newest_checkpoint_is_cut_short_then_the_one_before_coun
     newest.write_bytes(newest.read_bytes()[:-30])
     state = StreamFolder(spark, str(tmp_path / "model")).latest(source)
     assert (state.batch, state.history) == (2, {"loss": [1.0, 1.0]})
-    assert state.source.build().get_weights()[0].tolist() == [[0.0]] * 4
+    assert state.spec.build().get_weights()[0].tolist() == [[0.0]] * 4
 
 
 def test_state_when_its_model_is_not_finite_then_is_gone_on_from_all_the_same(spark, tmp_path):
     source, folder = model_source(counting_model()), StreamFolder(spark, str(tmp_path))
     for batch, value in enumerate((1.0, np.nan)):
         weights = replace(source, variables=(np.full(3, value),))
-        folder.write(StreamState(stream_id="a", batch=batch, source=weights, history={}))
+        folder.write(StreamState(stream_id="a", batch=batch, spec=weights, history={}))
     assert StreamFolder(spark, str(tmp_path)).latest(source).batch == 1

@@ -125,7 +125,7 @@ def arrays_of(batches, schema):
 
 def assert_same_rows(frame, path, model, choice, sparse=()):
     """The prepared DataFrame's rows and those read from the files are equal, to the bit and in order."""
-    facts = model_source(model).facts
+    facts = model_source(model).info
     schema = training_schema(frame.schema, facts, choice).with_sparse(sparse)
     selected = frame.select(*selected_columns(frame.schema, schema))
     expected = arrays_of(prepared_batches(selected._collect_as_arrow(), schema), schema)

@@ -249,7 +249,7 @@ def test_file_when_a_layer_is_a_program_of_the_system_then_no_way_of_loading_han
     (folder / ".model.keras.crc").unlink(missing_ok=True)
     stream = StreamFolder(spark, str(tmp_path / "stream"))
     source = replace(model_source(compiled()), archive=path.read_bytes())
-    stream.write(StreamState(stream_id="a", batch=0, source=source, history={}))
+    stream.write(StreamState(stream_id="a", batch=0, spec=source, history={}))
     job = {"model": str(path)}
     monkeypatch.setattr(keras.saving, "load_model", None)
     for load in (
@@ -408,15 +408,15 @@ def test_estimator_when_it_has_class_weights_then_loads_and_with_callbacks_needs
 def test_stream_when_its_checkpoint_holds_a_lambda_then_goes_on_where_the_setting_of_spark_trusts_it(spark, tmp_path):
     plain, source = model_source(compiled()), model_source(with_a_lambda())
     folder = StreamFolder(spark, str(tmp_path))
-    folder.write(StreamState(stream_id="a", batch=0, source=plain, history={}))
-    assert folder.latest(source).source.safe_mode
-    folder.write(StreamState(stream_id="a", batch=1, source=source, history={}))
+    folder.write(StreamState(stream_id="a", batch=0, spec=plain, history={}))
+    assert folder.latest(source).spec.safe_mode
+    folder.write(StreamState(stream_id="a", batch=1, spec=source, history={}))
     with pytest.raises(
         ConfigurationError, match=r"fit_stream: .*, micro-batch 1: .*Received: a lambda of Lambda 'halved'"
     ):
         folder.latest(plain)
     spark.conf.set(SETTING, "true")
     try:
-        assert StreamFolder(spark, str(tmp_path)).latest(plain).source.build().layers[0].name == "halved"
+        assert StreamFolder(spark, str(tmp_path)).latest(plain).spec.build().layers[0].name == "halved"
     finally:
         spark.conf.unset(SETTING)

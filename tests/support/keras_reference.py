@@ -60,9 +60,7 @@ def job_for(
     source = model_source(model)
     schema = DataSchema(
         inputs=(
-            Field(
-                "features", ("features",), dtype, DENSE, source.facts.inputs[0].shape if source.facts.inputs else None
-            ),
+            Field("features", ("features",), dtype, DENSE, source.info.inputs[0].shape if source.info.inputs else None),
         ),
         labels=(Field("label", ("label",), label_dtype, DENSE if label_array else SCALAR),),
         weights=(Field("weight", ("weight",), "float32", SCALAR),) if weighted else (),

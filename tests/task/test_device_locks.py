@@ -35,28 +35,31 @@ def claim(devices=SHARED, plan=PLAN, run_id=FIT):
 
 def test_workers_of_a_host_get_its_devices_one_each():
     with claim() as first, claim() as second:
-        assert [first.placed[0].text, second.placed[0].text] == ["GPU 0 (shared out)", "GPU 1 (shared out)"]
+        assert [first.assigned_devices[0].text, second.assigned_devices[0].text] == [
+            "GPU 0 (shared out)",
+            "GPU 1 (shared out)",
+        ]
         assert second.of_task.assigned == DEVICES[1:]
         with claim() as third:
-            assert third.placed[0].text == "CPU"
-            assert "expected 1 free GPUs on h" in third.placed[0].note
+            assert third.assigned_devices[0].text == "CPU"
+            assert "expected 1 free GPUs on h" in third.assigned_devices[0].note
         with (
             pytest.raises(ClusterError, match="expected 1 free GPUs on h"),
             claim(plan=ResourcePlan(devices=HOSTS, required=True)),
         ):
             pass
         with claim(run_id="another-fit") as other:
-            assert other.placed[0].text == "GPU 0 (shared out)"
+            assert other.assigned_devices[0].text == "GPU 0 (shared out)"
     with claim() as again:
-        assert again.placed[0].text == "GPU 0 (shared out)"
+        assert again.assigned_devices[0].text == "GPU 0 (shared out)"
 
 
 def test_worker_of_several_devices_gets_all_of_them_or_none():
     plan = ResourcePlan(devices=HOSTS, gpus_per_worker=2)
     with claim(plan=plan) as both:
-        assert [place.visible for place in both.placed] == [["0"], ["1"]]
+        assert [place.visible for place in both.assigned_devices] == [["0"], ["1"]]
         with claim(plan=plan) as none:
-            assert [place.text for place in none.placed] == ["CPU", "CPU"]
+            assert [place.text for place in none.assigned_devices] == ["CPU", "CPU"]
     with claim(), claim(plan=plan) as none:
         assert none.of_task.assigned == ()
 
@@ -65,14 +68,14 @@ def test_workers_to_which_spark_gave_the_same_device_are_refused():
     given = TaskDevices(assigned=DEVICES[:1])
     plan = ResourcePlan(devices=SPARK)
     with claim(given, plan) as first:
-        assert first.placed[0].text == "GPU 0"
+        assert first.assigned_devices[0].text == "GPU 0"
         with pytest.raises(ClusterError, match="GPU 0 of h for two workers"), claim(given, plan):
             pass
 
 
 def test_worker_without_devices_computes_on_the_cpu():
     with claim(TaskDevices(note="why")) as own:
-        assert (own.placed[0].text, own.placed[0].note) == ("CPU", "why")
+        assert (own.assigned_devices[0].text, own.assigned_devices[0].note) == ("CPU", "why")
 
 
 def hold(run_id, ready):
@@ -89,10 +92,10 @@ def test_claim_of_a_process_that_was_killed_is_free_again():
     try:
         assert ready.wait(60)
         with claim() as second:
-            assert second.placed[0].visible == ["1"]
+            assert second.assigned_devices[0].visible == ["1"]
     finally:
         holder.kill()
         holder.join(30)
         holder.close()
     with claim() as again:
-        assert again.placed[0].visible == ["0"]
+        assert again.assigned_devices[0].visible == ["0"]

@@ -40,7 +40,7 @@ _SKEW_S = 30.0
 
 
 def check_executors(
-    look: ExecutorReport,
+    report: ExecutorReport,
     driver: ExecutorFacts,
     *,
     backend: str | None,
@@ -58,9 +58,9 @@ def check_executors(
     """
     return run_phase(
         Phase.EXECUTORS,
-        facts=look.facts,
-        error=look.error,
-        missing=look.missing,
+        facts=report.facts,
+        error=report.error,
+        missing=report.missing,
         driver=driver,
         backend=backend or DEFAULT,
         keras=keras,

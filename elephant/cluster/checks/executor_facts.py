@@ -257,31 +257,31 @@ class Executors:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: tuple[tuple[str | None, tuple[str, ...] | None], ExecutorReport] | None = None
+        self._known_report: tuple[tuple[str | None, tuple[str, ...] | None], ExecutorReport] | None = None
 
     def known(self, session: SparkSession) -> ExecutorReport | None:
         """Returns the executors' facts, if they are still the same; None when they must be asked."""
         key = _key(session)
         with self._lock:
-            return self._known[1] if self._known is not None and self._known[0] == key else None
+            return self._known_report[1] if self._known_report is not None and self._known_report[0] == key else None
 
     def look(self, session: SparkSession, *, tasks: int, timeout_s: float) -> ExecutorReport:
         """Asks the executors, in so many tasks where their number is not known, and keeps what they say."""
         key = _key(session)
         names = key[1]
         try:
-            look = examine_executors(session, tasks=tasks if names is None else len(names), timeout_s=timeout_s)
+            report = examine_executors(session, tasks=tasks if names is None else len(names), timeout_s=timeout_s)
         except Exception as error:
             return ExecutorReport(error=str(error) or type(error).__name__, missing=tasks)
-        if not (names is not None and look.missing):
+        if not (names is not None and report.missing):
             with self._lock:
-                self._known = (key, look)
-        return look
+                self._known_report = (key, report)
+        return report
 
     def forget(self) -> None:
         """Forgets what is known: the next pre-flight asks."""
         with self._lock:
-            self._known = None
+            self._known_report = None
 
 
 def _key(session: SparkSession) -> tuple[str | None, tuple[str, ...] | None]:

@@ -203,7 +203,7 @@ class Preflight:
 
 @contextlib.contextmanager
 def preflight_checked(
-    session: SparkSession, needs: Requirements, note: Callable[[str], None]
+    session: SparkSession, requirements: Requirements, note: Callable[[str], None]
 ) -> Iterator[ResourcePlan]:
     """Looks whether a fit can run; the block, which runs it, says what it waits for as long as others hold its slots.
 
@@ -217,53 +217,53 @@ def preflight_checked(
     """
     require_connect(session)
     require_running(session)
-    seen = run_checks(session, needs, note)
+    seen = run_checks(session, requirements, note)
     refuse_failures(seen.check_results)
     for found in seen.check_results:
         if found.status == WARNING:
             note(str(found))
-    plan = seen.plan or ResourcePlan(devices=NONE, slots_needed=needs.num_workers)
+    plan = seen.plan or ResourcePlan(devices=NONE, slots_needed=requirements.num_workers)
     for text in plan.notes:
         note(text)
     # What others hold is counted in tasks of theirs, which may take less: only if this one's do not start is it said.
     patience_s = 0.0 if plan.profile is None else _PROFILE_PATIENCE_S
-    with reports_waiting(session, needed=needs.slots, slots=seen.slots, note=note, patience_s=patience_s):
+    with reports_waiting(session, needed=requirements.slots, slots=seen.slots, note=note, patience_s=patience_s):
         yield plan
 
 
-def run_checks(session: SparkSession, needs: Requirements, note: Callable[[str], None]) -> Preflight:
+def run_checks(session: SparkSession, requirements: Requirements, note: Callable[[str], None]) -> Preflight:
     """Runs all checks of a fit."""
-    seen = check_session(session, session_settings(session), needs, note)
-    return replace(seen, check_results=seen.check_results + _of_executors(session, needs, seen.slots))
+    seen = check_session(session, session_settings(session), requirements, note)
+    return replace(seen, check_results=seen.check_results + _of_executors(session, requirements, seen.slots))
 
 
 def check_session(
-    session: SparkSession, settings: Mapping[str, str], needs: Requirements, note: Callable[[str], None]
+    session: SparkSession, settings: Mapping[str, str], requirements: Requirements, note: Callable[[str], None]
 ) -> Preflight:
     """Checks the session's settings and its slots."""
     facts = {
         "settings": settings,
-        "name": needs.name,
-        "num_workers": needs.num_workers,
-        "synchronous": needs.synchronous,
-        "servers": needs.servers,
+        "name": requirements.name,
+        "num_workers": requirements.num_workers,
+        "synchronous": requirements.synchronous,
+        "servers": requirements.servers,
     }
     check_results = run_phase(Phase.SETTINGS, **facts)
     plan, obstacle = None, ""
     # Spark refuses a barrier stage with dynamic allocation, whatever the devices.
     refused = any(found.failed and found.name == ALLOCATION for found in check_results)
-    if needs.request is not None and not refused:
+    if requirements.request is not None and not refused:
         try:
-            request = needs.request.named_in(session)
+            request = requirements.request.named_in(session)
             plan = plan_devices(scheduling_settings(session, request.gpu_resource), request)
         except ClusterError as error:
             obstacle = str(error)
     slots, resource, dynamic = None, "", allocates_dynamically(session)
     if not dynamic:
         # Nobody waits for executors of a fit that is refused anyway.
-        timeout_s = 0.0 if obstacle or any(found.failed for found in check_results) else needs.slots_s
+        timeout_s = 0.0 if obstacle or any(found.failed for found in check_results) else requirements.slots_s
         profile = None if plan is None else plan.profile
-        slots = awaited_slots(session, needs.num_workers + needs.servers, timeout_s, note, profile)
+        slots = awaited_slots(session, requirements.num_workers + requirements.servers, timeout_s, note, profile)
         resource = "" if profile is None else f"{profile.amount} {profile.resource}"
     check_results += run_phase(
         Phase.SLOTS, **facts, plan=plan, obstacle=obstacle, slots=slots, resource=resource, dynamic=dynamic
@@ -271,26 +271,26 @@ def check_session(
     return Preflight(check_results=check_results, slots=slots, plan=plan)
 
 
-def _of_executors(session: SparkSession, needs: Requirements, slots: int | None) -> list[CheckResult]:
-    known = known_executors.known(session)
-    check_results = [] if known is None else _checked(known, needs)
-    if known is not None and not any(found.failed for found in check_results):
+def _of_executors(session: SparkSession, requirements: Requirements, slots: int | None) -> list[CheckResult]:
+    known_report = known_executors.known(session)
+    check_results = [] if known_report is None else _checked(known_report, requirements)
+    if known_report is not None and not any(found.failed for found in check_results):
         return check_results
     # Not asked yet; or something was wrong, which may be mended meanwhile.
     reason = _why_not_ask(session, slots)
     if reason:
         return check_results or [_unasked(reason)]
-    return _checked(known_executors.look(session, tasks=needs.num_workers, timeout_s=ANSWER_S), needs)
+    return _checked(known_executors.look(session, tasks=requirements.num_workers, timeout_s=ANSWER_S), requirements)
 
 
-def _checked(look: ExecutorReport, needs: Requirements) -> list[CheckResult]:
+def _checked(report: ExecutorReport, requirements: Requirements) -> list[CheckResult]:
     return check_executors(
-        look,
+        report,
         driver_facts(),
-        backend=needs.backend,
-        keras=needs.keras,
-        rows_bytes=needs.rows_bytes,
-        packages=needs.packages,
+        backend=requirements.backend,
+        keras=requirements.keras,
+        rows_bytes=requirements.rows_bytes,
+        packages=requirements.packages,
     )
 
 

@@ -77,7 +77,7 @@ class BatchEvents(keras.callbacks.Callback):
         self,
         callbacks: Sequence[keras.callbacks.Callback],
         progress: keras.callbacks.Callback,
-        place: TrainingPosition,
+        position: TrainingPosition,
         *,
         epochs: int,
         exchange: WorkerExchange,
@@ -86,9 +86,9 @@ class BatchEvents(keras.callbacks.Callback):
         super().__init__()
         self._callbacks = [*callbacks, progress]
         self._progress = progress
-        self._place = place
+        self._position = position
         self._exchange = exchange
-        self._params = {"verbose": 0, "epochs": epochs, "steps": place.steps}
+        self._params = {"verbose": 0, "epochs": epochs, "steps": position.steps}
         self._reporter = reporter
         self._begun = self._asked = False
 
@@ -109,11 +109,11 @@ class BatchEvents(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         for callback in self._callbacks:
-            callback.on_train_batch_begin(self._place.batch, logs)
+            callback.on_train_batch_begin(self._position.batch, logs)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         for callback in self._callbacks:
-            callback.on_train_batch_end(self._place.batch, logs)
+            callback.on_train_batch_end(self._position.batch, logs)
         self._ask_to_stop()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -130,16 +130,16 @@ class BatchEvents(keras.callbacks.Callback):
 class WorkerSteps(keras.callbacks.Callback):
     """Keeps a worker's place; the first callback of all."""
 
-    def __init__(self, place: TrainingPosition) -> None:
+    def __init__(self, position: TrainingPosition) -> None:
         super().__init__()
-        self._place = place
+        self._position = position
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._place.epoch, self._place.batch = epoch, self._place.first - 1
+        self._position.epoch, self._position.batch = epoch, self._position.first - 1
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        self._place.batch = self._place.first + batch
-        begin_step(self._place.number)
+        self._position.batch = self._position.first + batch
+        begin_step(self._position.number)
 
 
 class WorkerEpochs(keras.callbacks.Callback):
@@ -152,7 +152,7 @@ class WorkerEpochs(keras.callbacks.Callback):
         feed: BatchFeed,
         exchange: WorkerExchange,
         servers: AveragedState,
-        place: TrainingPosition,
+        position: TrainingPosition,
         reporter: WorkerReporter,
         callbacks: Sequence[keras.callbacks.Callback],
     ) -> None:
@@ -162,7 +162,7 @@ class WorkerEpochs(keras.callbacks.Callback):
         self._feed = feed
         self._exchange = exchange
         self._servers = servers
-        self._place = place
+        self._position = position
         self._reporter = reporter
         # Without a model: they have theirs, and some start anew when they get one.
         self._callbacks = keras.callbacks.CallbackList(list(callbacks))
@@ -177,17 +177,21 @@ class WorkerEpochs(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         sums = flatten(metric_variables(self.model))
-        complete = self._place.ends_epoch
+        complete = self._position.ends_epoch
         if not self._exchange.stop:
             self._exchange.flush()
         if complete and not self._exchange.stop:
-            self.average_state(self._rows_of_epoch(epoch, 0), steps=self._place.taken)
+            self.average_state(self._rows_of_epoch(epoch, 0), steps=self._position.taken)
         self._report(epoch, logs, sums, stopped=not complete)
         self.model.stop_training = self.model.stop_training or self._exchange.stop
 
     def repeat(self, epoch: int) -> None:
         """Reports an epoch that another attempt has trained to its end and perhaps not reported."""
-        self._place.epoch, self._place.first, self._place.batch = epoch, self._place.steps, self._place.steps - 1
+        self._position.epoch, self._position.first, self._position.batch = (
+            epoch,
+            self._position.steps,
+            self._position.steps - 1,
+        )
         self._report(epoch, {}, np.empty(0), stopped=False)
 
     def average_state(self, weight: float, steps: int = 0) -> None:
@@ -215,14 +219,14 @@ class WorkerEpochs(keras.callbacks.Callback):
             with self._exchange.fresh_weights():
                 evaluated = self._evaluate()
         waited, self._waited_s = self._exchange.waited_s - self._waited_s, self._exchange.waited_s
-        place = self._place
+        position = self._position
         self._reporter.epoch_part(
             EpochPart(
                 rank=self._partition,
                 epoch=epoch,
-                rows=self._rows_of_epoch(epoch, place.first),
+                rows=self._rows_of_epoch(epoch, position.first),
                 val_rows=self._plan.validation_rows[self._partition] if len(evaluated) else 0,
-                steps=place.taken,
+                steps=position.taken,
                 wait_s=waited,
                 logs=as_numbers(logs),
                 row_shapes={role: list(shape) for role, shape in self._feed.row_shapes.items()},
@@ -233,7 +237,7 @@ class WorkerEpochs(keras.callbacks.Callback):
 
     def _rows_of_epoch(self, epoch: int, first: int) -> int:
         """Returns how many rows the worker has used from the epoch's step ``first`` up to where it is."""
-        last = self._plan.number(epoch, self._place.batch + 1)
+        last = self._plan.number(epoch, self._position.batch + 1)
         return self._plan.rows_between(self._partition, self._plan.number(epoch, first), last)
 
     def _evaluate(self) -> np.ndarray:

@@ -65,7 +65,7 @@ def train_worker(
     rank_info: RankInfo,
     servers: ParameterServerClient,
     reporter: WorkerReporter,
-    ahead: TracedStep | None = None,
+    traced_step: TracedStep | None = None,
 ) -> None:
     """Trains one worker from where its partition stands to the end of the fit.
 
@@ -89,7 +89,7 @@ def train_worker(
             )
         servers.close(finished=True)
         return
-    worker = _Worker(job, shard, plan, rank_info, servers, reporter, ahead)
+    worker = _Worker(job, shard, plan, rank_info, servers, reporter, traced_step)
     try:
         worker.train()
     finally:
@@ -107,21 +107,21 @@ class _Worker:
         rank_info: RankInfo,
         servers: ParameterServerClient,
         reporter: WorkerReporter,
-        ahead: TracedStep | None,
+        traced_step: TracedStep | None,
     ) -> None:
         partition, self._config = rank_info.rank, job.config
         set_up_process()
         self._servers = servers
         shard, self._changes = prepared_rows(job, shard, LocalCommunicator(), partition)
         self._feed = BatchFeed(shard, plan, job.config, partition, self._changes, job.class_weight)
-        self._place = TrainingPosition(steps=plan.steps)
+        self._position = TrainingPosition(steps=plan.steps)
         self._begin = job.first_epoch * plan.steps
-        if ahead is None:
+        if traced_step is None:
             self._model = prepared_model(
                 job, self._feed.rows, num_ranks=rank_info.world_size, policy=mixed_policy(job.config)
             )
         else:
-            self._model = ahead.model
+            self._model = traced_step.model
         reseed(self._model, job.config.seed, partition)
         self._iterations = int(keras.ops.convert_to_numpy(self._model.optimizer.iterations))
         check_model(self._model, job.config)
@@ -129,20 +129,20 @@ class _Worker:
         count_rows(self._model)
         # A step that meets a restarted server raises, and is taken again.
         current().keep_state(self._model)
-        self._exchange = self._exchange_for(rank_info, None if ahead is None else ahead.hook)
+        self._exchange = self._exchange_for(rank_info, None if traced_step is None else traced_step.hook)
         own = list(job.callbacks)
         progress = StepProgress(reporter, plan, partition, self._feed, self._exchange)
         times = None
         if job.traced:
-            times = StepTimes(reporter, partition, rank_info.world_size, self._feed, self._exchange, self._place)
+            times = StepTimes(reporter, partition, rank_info.world_size, self._feed, self._exchange, self._position)
         evaluated = own if times is None else [*own, times]
         self._epochs = WorkerEpochs(
-            partition, plan, self._feed, self._exchange, servers, self._place, reporter, callbacks=evaluated
+            partition, plan, self._feed, self._exchange, servers, self._position, reporter, callbacks=evaluated
         )
         epochs, exchange = job.config.epochs, self._exchange
-        events = BatchEvents(own, progress, self._place, epochs=epochs, exchange=exchange, reporter=reporter)
+        events = BatchEvents(own, progress, self._position, epochs=epochs, exchange=exchange, reporter=reporter)
         callbacks: dict[CallbackOrder, Sequence[Any]] = {
-            CallbackOrder.STEPS: [WorkerSteps(self._place)],
+            CallbackOrder.STEPS: [WorkerSteps(self._position)],
             CallbackOrder.EXCHANGE: [exchange],
             CallbackOrder.EPOCH: [self._epochs],
             CallbackOrder.OF_USER: [events],
@@ -158,12 +158,12 @@ class _Worker:
                 self._model,
                 self._servers,
                 layout,
-                self._place,
+                self._position,
                 background=config.asynchronous.background_exchange,
                 num_servers=len(rank_info.servers),
                 hook=hook,
             )
-        return WindowExchange(self._servers, layout, config, self._place)
+        return WindowExchange(self._servers, layout, config, self._position)
 
     def train(self) -> None:
         step = self._servers.position
@@ -197,7 +197,7 @@ class _Worker:
         self._epochs.average_state(0.0)
         if self._exchange.stop:
             return
-        epoch, first = divmod(step, self._place.steps)
+        epoch, first = divmod(step, self._position.steps)
         self._continue_schedule(step)
         if step > self._begin and not first:
             self._epochs.repeat(epoch - 1)
@@ -218,14 +218,14 @@ class _Worker:
             optimizer.iterations.assign(self._iterations + step)
 
     def _fit(self, epoch: int, last: int, first: int) -> None:
-        self._place.first = first
+        self._position.first = first
         batches = self._feed.training_batches(first_epoch=epoch, first_step=first)
         build_metrics(self._model, batches)
         self._model.fit(
             batches,
             initial_epoch=epoch,
             epochs=last,
-            steps_per_epoch=self._place.steps - first,
+            steps_per_epoch=self._position.steps - first,
             callbacks=self._callbacks,
             shuffle=False,  # the feed has done it
             verbose=0,

@@ -31,9 +31,9 @@ class WorkerExchange(keras.callbacks.Callback, ABC):
         stop: Whether a server has said that the fit is to stop.
     """
 
-    def __init__(self, place: TrainingPosition) -> None:
+    def __init__(self, position: TrainingPosition) -> None:
         super().__init__()
-        self._place = place
+        self._position = position
         self.stop = False
 
     @abstractmethod
@@ -79,24 +79,24 @@ class StepExchange(WorkerExchange):
         model: keras.Model,
         servers: ParameterServerClient,
         layout: Layout,
-        place: TrainingPosition,
+        position: TrainingPosition,
         *,
         background: bool,
         num_servers: int,
         hook: PushHook | None = None,
     ) -> None:
-        super().__init__(place)
+        super().__init__(position)
         self._servers = servers
         self._layout = layout
         clip = without_clipping(translate(model.optimizer, layout))[1] if num_servers > 1 else None
         clipping = None if clip is None else clipping_of(clip, layout)
-        self._exchange = GradientPusher(servers, layout, background=background, clipping=clipping)
+        self._pusher = GradientPusher(servers, layout, background=background, clipping=clipping)
         hook = hook or attach_exchange(None, model)
-        hook.exchange = self._exchange
+        hook.pusher = self._pusher
 
     @property
     def waited_s(self) -> float:
-        return self._exchange.waited_s
+        return self._pusher.waited_s
 
     @property
     def bytes_sent(self) -> int:
@@ -104,16 +104,16 @@ class StepExchange(WorkerExchange):
 
     @property
     def error(self) -> BaseException | None:
-        return self._exchange.error
+        return self._pusher.error
 
     def begin(self) -> None:
-        self._exchange.error = None
-        write_weights(self.model, self._layout, self._exchange.pull())
-        self.stop = self._exchange.stop
+        self._pusher.error = None
+        write_weights(self.model, self._layout, self._pusher.pull())
+        self.stop = self._pusher.stop
 
     def flush(self) -> None:
-        self._exchange.flush()
-        self.stop = self._exchange.stop
+        self._pusher.flush()
+        self.stop = self._pusher.stop
 
     @contextlib.contextmanager
     def fresh_weights(self) -> Iterator[None]:
@@ -121,13 +121,13 @@ class StepExchange(WorkerExchange):
         yield
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        self._exchange.begin_step(self._place.number)
+        self._pusher.begin_step(self._position.number)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        self.stop = self._exchange.stop
+        self.stop = self._pusher.stop
 
     def close(self) -> None:
-        self._exchange.close()
+        self._pusher.close()
 
 
 def check_local_optimizers(model: keras.Model, config: FitConfig) -> None:
@@ -157,13 +157,13 @@ class WindowExchange(WorkerExchange):
     """
 
     def __init__(
-        self, servers: ParameterServerClient, layout: Layout, config: FitConfig, place: TrainingPosition
+        self, servers: ParameterServerClient, layout: Layout, config: FitConfig, position: TrainingPosition
     ) -> None:
-        super().__init__(place)
+        super().__init__(position)
         self._servers = servers
         self._layout = layout
         self._algorithm = config.new_algorithm()
-        self._every = place.steps if config.frequency == "epoch" else 1
+        self._every = position.steps if config.frequency == "epoch" else 1
         if isinstance(config.frequency, int):
             self._every = config.frequency
         # What the servers had when this worker last looked.
@@ -203,7 +203,7 @@ class WindowExchange(WorkerExchange):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         self._window += 1
-        if (self._place.batch + 1) % self._every == 0 or self._place.ends_epoch:
+        if (self._position.batch + 1) % self._every == 0 or self._position.ends_epoch:
             self.flush()
 
     def flush(self) -> None:
@@ -215,13 +215,13 @@ class WindowExchange(WorkerExchange):
             self._exchange_elastic(local, steps)
         else:
             update = self._algorithm.update(local, self._center, steps)
-            self._take(self._servers.push_pull(update, self._center, step=self._place.number))
+            self._take(self._servers.push_pull(update, self._center, step=self._position.number))
             write_weights(self.model, self._layout, self._center)
 
     def _exchange_elastic(self, local: np.ndarray, steps: int) -> None:
         own = local.copy()
         difference = self._algorithm.update(local, self._pull(), steps)
-        reply = self._servers.push(difference, step=self._place.number)
+        reply = self._servers.push(difference, step=self._position.number)
         self._take(reply)
         if reply.refused:
             # This worker's weights are not finite, and would not become so by themselves.

@@ -37,7 +37,7 @@ from elephant.rank.input.tensors import Tensors
 
 Columns = tuple[Values, ...]
 
-# Of the rows that are read at once. Three times as much is held: what is read, what waits, what is cut.
+# Bytes of the rows that are read at once. Three times as much is held: what is read, what waits, what is cut.
 _RUN_BYTES = 8 << 20
 
 
@@ -66,7 +66,7 @@ class TrainingRows:
         if config.cache == "disk" and shard.num_rows:
             self._blocks = blocks_of(self.count, shard.num_bytes * self.count // shard.num_rows)
         self._order: tuple[int, PassOrder | None] = (-1, None)
-        self._held: ShuffleBuffer | None = None
+        self._buffer: ShuffleBuffer | None = None
         self._pool: tuple[tuple[int, int], Columns] = ((-1, -1), ())
 
     def read(self, number: int, start: int, stop: int) -> Columns:
@@ -111,9 +111,9 @@ class TrainingRows:
 
     def take(self, positions: np.ndarray) -> Columns:
         """Returns rows of the window that is held, by their positions in the shard."""
-        if self._held is None:
+        if self._buffer is None:
             raise ValueError("expected a window that has begun.")
-        return self._held.take(positions)
+        return self._buffer.take(positions)
 
     def _positions(self, rows: np.ndarray) -> np.ndarray:
         places = left_over(rows, self._taken) if len(self._taken) else rows
@@ -134,7 +134,7 @@ class TrainingRows:
 
     def _begin(self, order: PassOrder, window: int, rows: np.ndarray) -> None:
         """Reads a window into memory, and has the system read the next one from the disk meanwhile."""
-        self._held = self._shard.hold(np.sort(self._positions(rows)), self._held)
+        self._buffer = self._shard.hold(np.sort(self._positions(rows)), self._buffer)
         self._shard.forget()
         if self._content is None:
             for first, last in order.blocks_of_window(window + 1):
@@ -173,7 +173,7 @@ class BatchFeed:
         self._rank = rank
         self._changes = changes if changes is not None and changes.any else None
         # What batches are when they have been changed.
-        self._changed = shard if self._changes is None else self._changes.rows
+        self._changed = shard if self._changes is None else self._changes.row_shard
         self._tensors = Tensors(self._changed)
         self._training_tensors = Tensors(self._changed, class_weight)
         # None where rows are drawn from the order in which they were delivered.

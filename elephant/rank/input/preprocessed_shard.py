@@ -42,7 +42,7 @@ class BatchChanges:
     both make their batches here. No two calls of the user's functions overlap.
 
     Args:
-        rows: A shard without rows, which tells what batches are afterwards.
+        row_shard: A shard without rows, which tells what batches are afterwards.
         preprocessing: From raw rows to what the model takes; None where the shard holds that already.
         augmentation: From training batches to others, or None.
 
@@ -52,13 +52,13 @@ class BatchChanges:
 
     def __init__(
         self,
-        rows: Shard,
+        row_shard: Shard,
         *,
         preprocessing: Preprocessing | None,
         augmentation: Preprocessing | None,
         place: tuple[int, int],
     ) -> None:
-        self.rows = rows
+        self.row_shard = row_shard
         self.error: Exception | None = None
         self._preprocessing = preprocessing
         self._augmentation = augmentation
@@ -111,37 +111,41 @@ class BatchChanges:
             raise self.error from None
 
 
-def prepared_rows(job: TrainingJob, shard: Shard, collective: Communicator, rank: int) -> tuple[Shard, BatchChanges]:
+def prepared_rows(job: TrainingJob, shard: Shard, communicator: Communicator, rank: int) -> tuple[Shard, BatchChanges]:
     """Returns the rows that a worker trains on, and what is made of its batches.
 
     Args:
-        collective: Connects the ranks that have to agree; of one rank where they need not.
+        communicator: Connects the ranks that have to agree; of one rank where they need not.
 
     Raises:
         DataError: What the user's function returns does not fit the model, or is not the same on all ranks.
         Exception: What the function raises.
     """
-    functions, names = job.preprocessing, [known.name for known in job.model.facts.inputs]
+    functions, names = job.preprocessing, [input_info.name for input_info in job.model.info.inputs]
     preprocessing = None
     if functions.preprocess is not None:
         # The user's function may make use of Keras.
         job.model.settings.apply()
         preprocessing = Preprocessing(functions.preprocess, job.schema, job.model_schema, names, shard.row_shapes)
         if not takes_generator(functions.preprocess):
-            shard, preprocessing = _cached(job, shard, preprocessing, collective, rank), None
+            shard, preprocessing = _cached(job, shard, preprocessing, communicator, rank), None
         else:
             first = np.arange(min(job.config.rank_batch_size, shard.num_rows))
             if len(first):
                 preprocessing(shard.take(first), generator(PREPARE, job.config.seed, rank))
-            _agree(preprocessing, job.model_schema, collective, has_rows=bool(len(first)))
-    rows = shard if preprocessing is None else Shard(None, preprocessing.schema, preprocessing.row_shapes)
+            _agree(preprocessing, job.model_schema, communicator, has_rows=bool(len(first)))
+    row_shard = shard if preprocessing is None else Shard(None, preprocessing.schema, preprocessing.row_shapes)
     augment = None
     if functions.augment is not None:
-        augment = augmentation(functions.augment, rows.schema, rows.row_shapes, names)
-    return shard, BatchChanges(rows, preprocessing=preprocessing, augmentation=augment, place=(job.config.seed, rank))
+        augment = augmentation(functions.augment, row_shard.schema, row_shard.row_shapes, names)
+    return shard, BatchChanges(
+        row_shard, preprocessing=preprocessing, augmentation=augment, place=(job.config.seed, rank)
+    )
 
 
-def _cached(job: TrainingJob, shard: Shard, preprocessing: Preprocessing, collective: Communicator, rank: int) -> Shard:
+def _cached(
+    job: TrainingJob, shard: Shard, preprocessing: Preprocessing, communicator: Communicator, rank: int
+) -> Shard:
     """Preprocesses a shard into another one; the raw one is closed."""
     # Workers that are run again may be given their rows in another order, and must make the same of them.
     by_content = not job.config.is_synchronous and job.config.shuffle
@@ -153,16 +157,16 @@ def _cached(job: TrainingJob, shard: Shard, preprocessing: Preprocessing, collec
         return preprocessing(values, generator(PREPARE, job.config.seed, rank, number))
 
     first = chunk(0) if shard.num_rows else ()
-    schema = _agree(preprocessing, job.model_schema, collective, has_rows=shard.num_rows > 0)
+    schema = _agree(preprocessing, job.model_schema, communicator, has_rows=shard.num_rows > 0)
     folder = None if shard.folder is None else shard.folder.with_name(f"{shard.folder.name}-preprocessed")
     if folder is not None:
         marked = np.zeros(shard.num_rows, bool)
         marked[shard.validation_rows()] = True
         with ShardWriter(folder, schema) as writer:
             parts = -(-shard.num_rows // length)
-            _together(_written(writer, schema, first, chunk, parts, marked[order], length, shard.forget), collective)
+            _together(_written(writer, schema, first, chunk, parts, marked[order], length, shard.forget), communicator)
     else:
-        _together(iter(()), collective)
+        _together(iter(()), communicator)
     shard.close()
     made = Shard(folder, schema, preprocessing.row_shapes, in_memory=job.config.cache == "memory")
     made.unlink()
@@ -196,18 +200,20 @@ def _chunk_rows(shard: Shard, batch_size: int) -> int:
     return max(min(small, _CHUNK_ROWS), batch_size)
 
 
-def _agree(preprocessing: Preprocessing, target: DataSchema, collective: Communicator, *, has_rows: bool) -> DataSchema:
+def _agree(
+    preprocessing: Preprocessing, target_schema: DataSchema, communicator: Communicator, *, has_rows: bool
+) -> DataSchema:
     """Returns the model's schema, on which all ranks agree; a rank without rows gets it from the others."""
     own = schema_text(preprocessing.schema).encode() if has_rows else b""
-    told = collective.allgather(np.frombuffer(own, np.uint8))
-    found = [schema_from_text(text.tobytes().decode(), target) for text in told if len(text)]
+    told = communicator.allgather(np.frombuffer(own, np.uint8))
+    found = [schema_from_text(text.tobytes().decode(), target_schema) for text in told if len(text)]
     for other in found[1:]:
         require_equal_fields(found[0], other)
     preprocessing.settle(found[0])
     return found[0]
 
 
-def _together(work: Iterator[None], collective: Communicator) -> None:
+def _together(work: Iterator[None], communicator: Communicator) -> None:
     """Does this rank's work, and returns when all ranks have done theirs.
 
     One that has little to do waits long for one that has much; it asks again and again, so that no single
@@ -220,4 +226,4 @@ def _together(work: Iterator[None], collective: Communicator) -> None:
             if time.monotonic() > until:
                 busy[0] = 1
                 break
-        collective.allreduce_(busy, op="max")
+        communicator.allreduce_(busy, op="max")

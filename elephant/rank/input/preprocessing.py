@@ -37,7 +37,7 @@ class Preprocessing:
     Args:
         function: From a batch, a dictionary of arrays by name, to one of what the model takes; or from a batch and a
             `numpy.random.Generator`.
-        raw: What rows hold before. Its nest ``x`` is a dictionary by the user's names.
+        raw_schema: What rows hold before. Its nest ``x`` is a dictionary by the user's names.
         row_shapes: Natural shape of a raw row of each array column, by role.
 
     Example:
@@ -52,8 +52,8 @@ class Preprocessing:
     def __init__(
         self,
         function: Callable[..., Any],
-        raw: DataSchema,
-        target: DataSchema,
+        raw_schema: DataSchema,
+        target_schema: DataSchema,
         names: Sequence[str],
         row_shapes: RowShapes,
         *,
@@ -61,20 +61,20 @@ class Preprocessing:
     ) -> None:
         self._function = function
         self._takes_generator = takes_generator(function)
-        self._raw = raw
-        self._target = target
-        self._names = input_names(target, names)
-        empty = Shard(None, raw, row_shapes)
-        self._shapes = [empty.row_shape(field) for field in raw.batch_fields]
+        self._raw_schema = raw_schema
+        self._target_schema = target_schema
+        self._names = input_names(target_schema, names)
+        empty = Shard(None, raw_schema, row_shapes)
+        self._shapes = [empty.row_shape(field) for field in raw_schema.batch_fields]
         self._title = title
-        self._settled: DataSchema | None = None
+        self._settled_schema: DataSchema | None = None
 
     @property
     def schema(self) -> DataSchema:
         """Schema of the model's input, with nothing open; known after the first batch, or when `settle` was told."""
-        if self._settled is None:
+        if self._settled_schema is None:
             raise ValueError(f"{self._title}: expected a batch first.")
-        return self._settled
+        return self._settled_schema
 
     @property
     def row_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -83,7 +83,7 @@ class Preprocessing:
 
     def settle(self, schema: DataSchema) -> None:
         """Tells what the model takes: what other ranks have found."""
-        self._settled = schema
+        self._settled_schema = schema
 
     def __call__(self, values: Sequence[Values], rng: np.random.Generator) -> tuple[Values, ...]:
         """Returns the rows as the model takes them, one value per column of the schema's ``batch_fields``.
@@ -99,18 +99,18 @@ class Preprocessing:
         result = self._function(dict(batch), rng) if self._takes_generator else self._function(dict(batch))
         given = self._given(result, batch)
         merged = {**batch, **given}
-        fields = (self._settled or self._target).batch_fields
+        fields = (self._settled_schema or self._target_schema).batch_fields
         columns = [self._column(place, field, merged, given, num_rows) for place, field in enumerate(fields)]
-        if self._settled is None:
-            self._settled = _with_fields(self._target, [field for field, _ in columns])
+        if self._settled_schema is None:
+            self._settled_schema = _with_fields(self._target_schema, [field for field, _ in columns])
         return tuple(made for _, made in columns)
 
     def _batch(self, values: Sequence[Values]) -> tuple[dict[str, Any], int]:
         """Returns a batch by the user's names, and how many rows it has."""
-        fields, inputs = self._raw.batch_fields, len(self._raw.inputs)
+        fields, inputs = self._raw_schema.batch_fields, len(self._raw_schema.inputs)
         columns = zip(fields, self._shapes, values, strict=True)
         arrays = [user_array(field, shape, value) for field, shape, value in columns]
-        batch: dict[str, Any] = pack(self._raw.x, arrays)
+        batch: dict[str, Any] = pack(self._raw_schema.x, arrays)
         batch.update({field.columns[0]: array for field, array in zip(fields[inputs:], arrays[inputs:], strict=True)})
         return batch, len(arrays[0])
 
@@ -125,7 +125,7 @@ class Preprocessing:
                 f"{self._title}: expected a dictionary of arrays by the names of the model's inputs ({names})"
                 f"{', or one array' if len(self._names) == 1 else ''}. Received: {received}."
             )
-        columns = {*batch, *(name for field in self._target.batch_fields for name in field.columns)}
+        columns = {*batch, *(name for field in self._target_schema.batch_fields for name in field.columns)}
         unknown = [name for name in given if name not in columns and name not in self._names]
         if unknown:
             raise SchemaError(
@@ -139,12 +139,12 @@ class Preprocessing:
     ) -> tuple[Field, Values]:
         name = self._name(place)
         array = as_array(self._value(field, name, merged, given))
-        first_label = len(self._target.inputs)
-        first_weight = first_label + len(self._target.labels)
+        first_label = len(self._target_schema.inputs)
+        first_weight = first_label + len(self._target_schema.labels)
         if place >= first_weight and field.kind == SCALAR:
             # A function may make several weights of one.
             field = replace(field, shape=() if array.shape[1:] in ((), (1,)) else None)
-        elif place >= first_label and self._settled is None:
+        elif place >= first_label and self._settled_schema is None:
             # What a label looks like is for the function, and for the loss, to say.
             shape = None if array.ndim == 1 and field.kind != RAGGED else field.shape
             field = replace(field, shape=shape, dtype=label_type(array, _floatx()))
@@ -163,7 +163,7 @@ class Preprocessing:
         return np.stack([as_array(merged[column]) for column in field.columns], axis=1)
 
     def _name(self, place: int) -> str:
-        return self._names[place] if place < len(self._names) else self._target.batch_fields[place].columns[0]
+        return self._names[place] if place < len(self._names) else self._target_schema.batch_fields[place].columns[0]
 
 
 def takes_generator(function: Callable[..., Any]) -> bool:
@@ -238,13 +238,13 @@ def _closed(field: Field, row_shapes: RowShapes) -> Field:
     return replace(field, shape=(None, *shape) if field.kind == RAGGED else shape)
 
 
-def model_rows(target: DataSchema) -> RowSpec:
+def model_rows(target_schema: DataSchema) -> RowSpec:
     """Returns the spec of one row of the model's input, before any worker has preprocessed one.
 
     Raises:
         UnsupportedError: The model does not tell.
     """
-    for field in target.inputs:
+    for field in target_schema.inputs:
         if field.shape is None:
             raise UnsupportedError(
                 "preprocessing: expected a model whose inputs are known, in asynchronous modes. Received: a model "
@@ -252,7 +252,8 @@ def model_rows(target: DataSchema) -> RowSpec:
                 "or use mode='synchronous'."
             )
     return RowSpec(
-        target.x, tuple(TensorSpec(field.shape or (), field.dtype, field.sparse_tensor) for field in target.inputs)
+        target_schema.x,
+        tuple(TensorSpec(field.shape or (), field.dtype, field.sparse_tensor) for field in target_schema.inputs),
     )
 
 
@@ -261,15 +262,15 @@ def schema_text(schema: DataSchema) -> str:
     return json.dumps([asdict(field) for field in schema.batch_fields])
 
 
-def schema_from_text(text: str, target: DataSchema) -> DataSchema:
+def schema_from_text(text: str, target_schema: DataSchema) -> DataSchema:
     """Reads the form of `schema_text`."""
     fields = [{**form, "columns": tuple(form["columns"]), "shape": _tuple(form["shape"])} for form in json.loads(text)]
-    return _with_fields(target, [Field(**form) for form in fields])
+    return _with_fields(target_schema, [Field(**form) for form in fields])
 
 
-def require_equal_fields(mine: DataSchema, others: DataSchema) -> None:
+def require_equal_fields(own_schema: DataSchema, other_schema: DataSchema) -> None:
     """Raises DataError unless two ranks' functions have made the same of their rows."""
-    for own, other in zip(mine.batch_fields, others.batch_fields, strict=True):
+    for own, other in zip(own_schema.batch_fields, other_schema.batch_fields, strict=True):
         if own != other:
             raise DataError(
                 f"preprocessing: expected rows of {own.title} to become the same on all workers. Received: shape "

@@ -162,7 +162,7 @@ def _is_equal(one: np.ndarray, other: np.ndarray) -> bool:
     return np.allclose(one, other, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True)
 
 
-def sum_metrics(model: keras.Model, collective: Communicator) -> dict[str, Any]:
+def sum_metrics(model: keras.Model, communicator: Communicator) -> dict[str, Any]:
     """Returns the model's metrics over the rows of all ranks.
 
     A metric keeps sums and counts; added up over the ranks they are what one process
@@ -170,25 +170,25 @@ def sum_metrics(model: keras.Model, collective: Communicator) -> dict[str, Any]:
     """
     variables = metric_variables(model)
     sums = flatten(variables)
-    collective.allreduce_(sums)
+    communicator.allreduce_(sums)
     assign_flat(variables, sums)
     # As Keras orders them.
     return dict(sorted(as_numbers(model.get_metrics_result()).items()))
 
 
-def global_logs(model: keras.Model, collective: Communicator, logs: dict[str, Any], share: float) -> dict[str, Any]:
+def global_logs(model: keras.Model, communicator: Communicator, logs: dict[str, Any], share: float) -> dict[str, Any]:
     """Returns an epoch's training logs over all ranks.
 
     Metrics come from their sums. What a custom ``train_step`` returned besides, such as a
     loss that no metric tracks, is its value in the last step, averaged over the ranks.
     """
-    sum_metrics(model, collective)
+    sum_metrics(model, communicator)
     # Summed over all ranks, so that all decide alike which ones were updated.
     results = updated_results(model)
     raw = sorted(name for name, value in as_numbers(logs).items() if name not in results and np.ndim(value) == 0)
     values = np.array([logs[name] for name in raw], dtype=np.float64)
     values = values * share if share else np.zeros_like(values)
-    collective.allreduce_(values)
+    communicator.allreduce_(values)
     results = {name: value for name, value in results.items() if name in logs}
     return {**results, **{name: float(value) for name, value in zip(raw, values, strict=True)}}
 

@@ -22,7 +22,7 @@ from elephant.backends.keras_private import compiled_loss, loss_options, replace
 from elephant.modeling.model_info import loss_name
 from elephant.rank.trials.row_dependence import mask_of
 
-# Of Keras, which compute each row by itself.
+# Keras' losses that compute each row by itself.
 _BY_ROW = frozenset({
     "binary_crossentropy", "binary_focal_crossentropy", "categorical_crossentropy", "categorical_focal_crossentropy",
     "categorical_hinge", "cosine_similarity", "hinge", "huber", "kl_divergence", "kld", "kldivergence", "log_cosh",
@@ -55,7 +55,7 @@ class RankLoss(keras.losses.Loss):
         self._losses = losses
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        # Of a mask, Keras multiplies it into PyTorch's tensor itself, which metrics look at afterwards.
+        # Keras multiplies a mask into PyTorch's tensor itself, which metrics look at afterwards.
         value = self._loss(y_true, y_pred, None if sample_weight is None else ops.copy(sample_weight))
         if self._losses.weigh is None:
             return value
@@ -142,7 +142,7 @@ class RankLosses:
             return [np.asarray(found, np.float32)]
 
         def total(elements: float) -> float:
-            return float(averager.collective.allreduce(np.array([elements]))[0])
+            return float(averager.communicator.allreduce(np.array([elements]))[0])
 
         given = [] if elements is None else [elements]
         (of_ranks,) = current().call_on_host(averager.noting_failure(factor), given, [((), "float32")])
@@ -171,7 +171,7 @@ def _elements(loss: keras.losses.Loss, y_true: Any, y_pred: Any, sample_weight: 
         if mask is None:
             return ops.sum(weights)
         missing = len(mask.shape) - len(weights.shape)
-        # Of a last axis of one, as of labels.
+        # Weights may have a last axis of one, as labels have.
         weights = ops.squeeze(weights, -1) if missing == -1 else weights
         weights = ops.reshape(weights, (*ops.shape(weights), *(1,) * missing)) if missing > 0 else weights
         return ops.sum(ops.cast(mask, counted_in) * weights)

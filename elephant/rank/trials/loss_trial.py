@@ -46,7 +46,7 @@ _CANDIDATES = 6
 # For the losses of other rows, before any step.
 _FIRST_S = 0.03
 _TOLERANCE = 1e-4
-# Of computing in half precision.
+# The error of computing in half precision.
 _COARSE = 3e-2
 
 _EXPECTED_LOSS = (
@@ -64,7 +64,7 @@ class _Computed(NamedTuple):
     """The loss of some rows, and each compiled loss' value of them with the number of its elements."""
 
     loss: float
-    values: dict[RankLoss, tuple[float, float | None]]
+    losses: dict[RankLoss, tuple[float, float | None]]
 
 
 def try_out(
@@ -100,15 +100,15 @@ def try_out(
     trial = None
     try:
         with undisturbed(model) as reset:
-            rows, called = _rows_to_call(model, batch), None
+            rows, row_trial = _rows_to_call(model, batch), None
             # Rows of arrays are sooner taken than those of tensors.
             if may_depend(model) and _num_rows(rows) > 1:
-                called = try_rows(model, rows[0], reset, tolerance)
+                row_trial = try_rows(model, rows[0], reset, tolerance)
             rows = keras.tree.map_structure(as_tensor, rows)
-            if called is not None:
-                found += _meetings(model, called, rows)
-            if not found and _num_rows(rows) > 1 and _needs_trial(model, called):
-                trial = LossTrial(losses, model, called, rows, tolerance, sample)
+            if row_trial is not None:
+                found += _meetings(model, row_trial, rows)
+            if not found and _num_rows(rows) > 1 and _needs_trial(model, row_trial):
+                trial = LossTrial(losses, model, row_trial, rows, tolerance, sample)
                 found += trial.first(batch)
             if metrics:
                 not_sums = _not_sums(model, rows)
@@ -137,16 +137,16 @@ def _rows_to_call(model: keras.Model, batch: Any) -> Any:
     return take_rows(batch, np.arange(count) * _num_rows(batch) // max(count, 1))
 
 
-def _needs_trial(model: keras.Model, called: RowTrial | None) -> bool:
+def _needs_trial(model: keras.Model, row_trial: RowTrial | None) -> bool:
     """Returns whether the losses are to be tried, because of themselves or of outputs that could not be compared."""
-    return _may_be_coupled(model) or (may_depend(model) and (called is None or not called.can_be_cut))
+    return _may_be_coupled(model) or (may_depend(model) and (row_trial is None or not row_trial.can_be_cut))
 
 
 class LossTrial:
     """Losses of a model, tried on rows: of each batch together, and of two parts of it as ranks would have them.
 
     Args:
-        called: What calls of the model have found; None where it was not called, or calls could not be compared.
+        row_trial: What calls of the model have found; None where it was not called, or calls could not be compared.
         rows: ``x``, ``y`` and ``sample_weight`` of the rows of the model's outputs.
         sample: Gives other rows.
     """
@@ -155,7 +155,7 @@ class LossTrial:
         self,
         losses: RankLosses,
         model: keras.Model,
-        called: RowTrial | None,
+        row_trial: RowTrial | None,
         rows: Any,
         tolerance: float,
         sample: Sample | None,
@@ -166,8 +166,8 @@ class LossTrial:
         self._tolerance = tolerance
         self._training = True
         self._outputs: Any = None
-        if called is not None and called.can_be_cut:
-            self._outputs = called.outputs
+        if row_trial is not None and row_trial.can_be_cut:
+            self._outputs = row_trial.outputs
         elif not may_depend(model):
             self._outputs = model(rows[0], training=False)
         self._sample = sample if self._outputs is not None else None
@@ -191,12 +191,15 @@ class LossTrial:
             self._training = False
             if self._draws(rows):
                 raise ValueError("expected a loss that does not draw at random")
-        whole, parts = self._computed(rows), [self._computed(_rows_between(rows, *part)) for part in _parts(num_rows)]
-        if not np.isfinite([whole.loss, *(part.loss for part in parts)]).all():
+        computed, parts = (
+            self._computed(rows),
+            [self._computed(_rows_between(rows, *part)) for part in _parts(num_rows)],
+        )
+        if not np.isfinite([computed.loss, *(part.loss for part in parts)]).all():
             raise ValueError("expected a loss that is finite")
         shares = [(last - first) / num_rows for first, last in _parts(num_rows)]
-        for loss, value in whole.values.items():
-            loss.kind = _kind(loss, value, [part.values[loss] for part in parts], shares, self._tolerance)
+        for loss, value in computed.losses.items():
+            loss.kind = _kind(loss, value, [part.losses[loss] for part in parts], shares, self._tolerance)
         # Parts may be alike by chance in what a loss is about: those of another order are not, too.
         mixed = take_rows(batch, np.random.default_rng(0).permutation(num_rows))
         found, began = self._compared(rows) or self._compared(self._with_outputs(mixed, places)), time.monotonic()
@@ -244,13 +247,13 @@ class LossTrial:
 
     def _compared(self, rows: Any) -> list[str]:
         num_rows = _num_rows(rows)
-        whole = self._computed(rows)
+        computed = self._computed(rows)
         shares = [(last - first) / num_rows for first, last in _parts(num_rows)]
         parts = [
-            self._computed(_rows_between(rows, *part), share, whole).loss
+            self._computed(_rows_between(rows, *part), share, computed).loss
             for part, share in zip(_parts(num_rows), shares, strict=True)
         ]
-        if not np.isfinite([whole.loss, *parts]).all() or _is_mean(whole.loss, parts, shares, self._tolerance):
+        if not np.isfinite([computed.loss, *parts]).all() or _is_mean(computed.loss, parts, shares, self._tolerance):
             return []
         remedy = "Return a value of each row. "
         if self._outputs is None and any(added_losses(layer) for layer in flat_layers(self._model)):
@@ -260,19 +263,19 @@ class LossTrial:
         elif self._losses.losses and all(loss.is_by_row for loss in self._losses.losses):
             remedy = f"The compiled losses are of single rows: so {_MEET} "
         return [
-            f"{_EXPECTED_LOSS} Received: {whole.loss:.6g} of {num_rows} rows together, and "
+            f"{_EXPECTED_LOSS} Received: {computed.loss:.6g} of {num_rows} rows together, and "
             f"{np.average(parts, weights=shares):.6g} as the mean of their parts. {remedy}"
         ]
 
-    def _computed(self, rows: Any, share: float = 1.0, whole: _Computed | None = None) -> _Computed:
+    def _computed(self, rows: Any, share: float = 1.0, computed: _Computed | None = None) -> _Computed:
         """Returns the loss of some rows, or of them as a rank's part of a whole with this share."""
-        values: dict[RankLoss, tuple[float, float | None]] = {}
+        losses: dict[RankLoss, tuple[float, float | None]] = {}
 
         def noted(loss: RankLoss, value: Any, elements: Any) -> Any:
-            values[loss] = _number(value), None if elements is None else _number(elements)
-            if whole is None:
+            losses[loss] = _number(value), None if elements is None else _number(elements)
+            if computed is None:
                 return value
-            return value * loss.factor(share, values[loss][1], lambda _: whole.values[loss][1] or 0.0)
+            return value * loss.factor(share, losses[loss][1], lambda _: computed.losses[loss][1] or 0.0)
 
         x, y, weights, outputs = rows
         if outputs is None:
@@ -280,7 +283,7 @@ class LossTrial:
         compute = loss_function(self._model)
         with self._losses.weighing(noted):
             loss = compute(x=x, y=y, y_pred=outputs, sample_weight=weights, training=self._training)
-        return _Computed(_number(loss), values)
+        return _Computed(_number(loss), losses)
 
 
 def may_couple_rows(model: keras.Model) -> bool:
@@ -311,21 +314,21 @@ def refuse(found: Sequence[str], *, allowed: bool) -> None:
     warnings.warn(found[0] + "allowBatchCoupledLoss=True lets it be so.", stacklevel=3)
 
 
-def _meetings(model: keras.Model, called: RowTrial, rows: Any) -> list[str]:
+def _meetings(model: keras.Model, row_trial: RowTrial, rows: Any) -> list[str]:
     """Tells in words where rows meet in a model's call and it matters, and where layers add what is no mean."""
     found = []
-    for place, moved in enumerate(called.moved):
-        if moved is not None and _matters(model, called.outputs, place, rows):
+    for place, moved in enumerate(row_trial.moved):
+        if moved is not None and _matters(model, row_trial.outputs, place, rows):
             found.append(
                 f"model: expected rows of which each is computed by itself, without which N workers do not give what "
                 f"one process does. Received: an output of {model.name!r} in which rows of a size of {moved[1]:.3g} "
                 f"change by {moved[0]:.3g} with the other rows of their batch: {_MEET} Or take "
                 "keras.layers.BatchNormalization and syncBatchNorm=True for means and variances. "
             )
-    if called.added is not None:
+    if row_trial.added is not None:
         found.append(
-            f"{_EXPECTED_LOSS} Received: {called.added.whole:.6g} from add_loss of some rows together, and "
-            f"{called.added.mean:.6g} as the mean of their parts. {_MEAN_OF_LAYER}"
+            f"{_EXPECTED_LOSS} Received: {row_trial.added.whole:.6g} from add_loss of some rows together, and "
+            f"{row_trial.added.mean:.6g} as the mean of their parts. {_MEAN_OF_LAYER}"
         )
     return found
 

@@ -15,9 +15,9 @@ from elephant.rank.trials.loss_trial import LossTrial, refuse
 
 logger = logging.getLogger(__name__)
 
-# Of the time that the fit has taken so far.
+# The watch may take this part of the time that the fit has taken so far.
 _PART = 0.05
-# Of the first epoch, or of as many short ones as have this together.
+# The watch begins after the first epoch, or after as many short ones as have this together.
 _ENOUGH_S = 1.0
 
 

@@ -46,10 +46,10 @@ from elephant.modeling.variables import optimizers_of, shared_generator, state_v
 logger = logging.getLogger(__name__)
 
 _TOLERANCE = 3e-4
-# Of computing in half precision.
+# The error of computing in half precision.
 _COARSE = 3e-2
 _REPEATS, _DRAWS = 16, 4
-# Of repeated rows the gradient is so much longer: of a mean at most, of a sum at least.
+# So much longer is the gradient of repeated rows: that of a mean at most, that of a sum at least.
 _LONGEST_MEAN, _SHORTEST_SUM = 1.4, 2.8
 
 _Batch = tuple[Any, Any, Any]
@@ -124,22 +124,22 @@ class _Stage:
         last = max(rows // 3, current().stand_in_rows)
         parts, shares = [(0, rows - last), (rows - last, rows)], [(rows - last) / rows, last / rows]
         with _same_for_all_rows():
-            whole, again = self._taken(batch), self._taken(batch)
+            whole_notes, again = self._taken(batch), self._taken(batch)
             given = [_rows_between(batch, *ends) for ends in parts]
-            notes = [self._taken(part, share, whole)[0] for part, share in zip(given, shares, strict=True)]
-            self._warn_of_nothing(whole[0])
-            same = kinds(whole[0], [again[0]], [1.0], self._tolerance)
+            notes = [self._taken(part, share, whole_notes)[0] for part, share in zip(given, shares, strict=True)]
+            self._warn_of_nothing(whole_notes[0])
+            same = kinds(whole_notes[0], [again[0]], [1.0], self._tolerance)
             if all(kind == MEAN for kind in same.values()):
-                found = kinds(whole[0], notes, shares, self._tolerance)
+                found = kinds(whole_notes[0], notes, shares, self._tolerance)
             else:
                 found = self._by_length(_rows_between(batch, 0, 2))
-        places = places_of(whole[0], notes, [rows - last, last]) if self._model.run_eagerly else {}
+        places = places_of(whole_notes[0], notes, [rows - last, last]) if self._model.run_eagerly else {}
         sums = frozenset(name for name, kind in found.items() if kind == SUM)
         unlike = [name for name, kind in found.items() if kind == NEITHER or (kind == SUM and not self._knows(name))]
         return GradientInfo(sums, places), [self._paths.get(name[1], "a variable of no layer") for name in unlike]
 
-    def _warn_of_nothing(self, whole: Notes) -> None:
-        if not any(np.any(one) for call in whole.calls for given in call.values() for one in aligned([given])):
+    def _warn_of_nothing(self, whole_notes: Notes) -> None:
+        if not any(np.any(one) for call in whole_notes.calls for given in call.values() for one in aligned([given])):
             logger.warning(
                 "the step of %r has no gradients in a rehearsal: they are averaged as means over rows", self._model.name
             )
@@ -161,11 +161,11 @@ class _Stage:
         return found
 
     def _taken(
-        self, batch: _Batch, share: float = 1.0, whole: tuple[Notes, _Totals] | None = None
+        self, batch: _Batch, share: float = 1.0, whole_notes: tuple[Notes, _Totals] | None = None
     ) -> tuple[Notes, _Totals]:
         """Returns a step's gradients of a batch, or of a rank's part of a whole with this share."""
-        averager, notes, totals = self._averager, Notes(), _Totals(whole and whole[1])
-        before = averager.collective, averager.share, averager.stop
+        averager, notes, totals = self._averager, Notes(), _Totals(whole_notes and whole_notes[1])
+        before = averager.communicator, averager.share, averager.stop
         averager.bind(totals, lambda: share, averager.stop)
         averager.note = notes.take
         try:

@@ -39,14 +39,14 @@ logger = logging.getLogger(__name__)
 # So many rows tell; more would take longer.
 MOST_ROWS = 32
 _FEWEST_ROWS = 4
-# Of multiplications in one call, by a rough count.
+# The most multiplications in one call, by a rough count.
 _MOST_PRODUCTS = 1e9
-# Of weights that are all alike. A branch that begins with zeros would hide what goes through it.
+# Weights that are all alike are changed by so much. A branch that begins with zeros would hide what goes through it.
 _SHAKEN = 0.1
 # Losses that draw at random are averaged over so many calls.
 _CALLS = 4
 
-# Of Keras, which run what they are given.
+# Keras' layers that run what they are given.
 _OPEN = frozenset({"Lambda", *PROGRAMS})
 _ELEMENTWISE = frozenset({
     "Abs", "Absolute", "Add", "Cast", "Clip", "Divide", "Elu", "Exp", "Gelu", "LeakyRelu", "Log", "Maximum", "Minimum",
@@ -265,23 +265,23 @@ class _RowCalls:
     def found(self) -> RowTrial | None:
         there = np.arange(self._num_rows)
         others, is_first = np.roll(there, -(self._num_rows // 2)), there < self._num_rows // 2
-        plain, again = self.call(there), self.call(there)
-        outputs = [_numbers(output) for output in keras.tree.flatten(plain.outputs)]
+        plain_call, again = self.call(there), self.call(there)
+        outputs = [_numbers(output) for output in keras.tree.flatten(plain_call.outputs)]
         if not all(map(_are_equal, outputs, map(_numbers, keras.tree.flatten(again.outputs)))):
             return None
-        if not all(np.isfinite(output).any() for output in outputs) or not np.isfinite(plain.losses).all():
+        if not all(np.isfinite(output).any() for output in outputs) or not np.isfinite(plain_call.losses).all():
             return None
-        first, second = (self.call(np.where(is_first == kept, there, others)) for kept in (True, False))
+        first_call, second_call = (self.call(np.where(is_first == kept, there, others)) for kept in (True, False))
         moved, can_be_cut = [], True
         for output, *mixed in zip(
-            outputs, *(map(_numbers, keras.tree.flatten(one.outputs)) for one in (first, second)), strict=True
+            outputs, *(map(_numbers, keras.tree.flatten(one.outputs)) for one in (first_call, second_call)), strict=True
         ):
             has_rows = output.ndim > 0 and len(output) == self._num_rows
             kept = (is_first, ~is_first) if has_rows else ((), ())
             difference = self._difference(output, mixed, kept)
             moved.append(difference if has_rows else None)
             can_be_cut = can_be_cut and (has_rows or difference is None)
-        return RowTrial(plain.outputs, moved, can_be_cut, self._added(plain, first, second, others))
+        return RowTrial(plain_call.outputs, moved, can_be_cut, self._added(plain_call, first_call, second_call, others))
 
     def _difference(
         self, output: np.ndarray, mixed: Sequence[np.ndarray], kept: Sequence[Any]
@@ -297,32 +297,32 @@ class _RowCalls:
             differences.append(float(np.nan_to_num(np.abs(one[changed] - two[changed]), nan=math.inf).max(initial=0)))
         return (max(differences), size) if max(differences) > self._tolerance * size else None
 
-    def _added(self, plain: _Call, first: _Call, second: _Call, others: np.ndarray) -> AddedLoss | None:
+    def _added(self, plain_call: _Call, first_call: _Call, second_call: _Call, others: np.ndarray) -> AddedLoss | None:
         """Returns the losses that layers add, where they are no means over rows.
 
         What is a sum of parts of rows and of their draws is the same over two batches that have swapped some rows.
         """
-        if not plain.losses.any():
+        if not plain_call.losses.any():
             return None
         there, half = np.arange(self._num_rows), self._num_rows // 2
         exchanged = self.call(others)
         # Halves may be alike by chance in what a loss is about: others are not, too.
         is_kept = (there % max(half, 1) % 2 == 0) == (there < half)
         third, fourth = (self.call(np.where(is_kept == kept, there, others)) for kept in (True, False))
-        before = plain.losses + exchanged.losses
-        sizes = np.abs([plain.losses, exchanged.losses]).max(axis=0)
-        for after in (first.losses + second.losses, third.losses + fourth.losses):
+        before = plain_call.losses + exchanged.losses
+        sizes = np.abs([plain_call.losses, exchanged.losses]).max(axis=0)
+        for after in (first_call.losses + second_call.losses, third.losses + fourth.losses):
             if np.any(np.abs(before - after) > 2 * self._tolerance * np.maximum(sizes, np.abs(after) / 2) + 1e-7):
                 return AddedLoss(float(np.sum(before)) / 2, float(np.sum(after)) / 2)
-        return self._sum(plain)
+        return self._sum(plain_call)
 
-    def _sum(self, plain: _Call) -> AddedLoss | None:
+    def _sum(self, plain_call: _Call) -> AddedLoss | None:
         """Returns the losses that layers add, where they grow with the number of rows."""
         few = max(self._num_rows // 4, 1)
         times = self._num_rows // few
         rows = np.arange(few)
         try:
-            draws = not np.array_equal(self.call(np.arange(self._num_rows), draw=1).losses, plain.losses)
+            draws = not np.array_equal(self.call(np.arange(self._num_rows), draw=1).losses, plain_call.losses)
             calls = [self._averaged(chosen, draws) for chosen in (rows, np.tile(rows, times))]
         except Exception as error:
             logger.info("the model was not called on fewer rows: %s: %s", type(error).__name__, error)
@@ -346,7 +346,7 @@ def take_rows(structure: Any, rows: np.ndarray) -> Any:
 def _taken(array: Any, rows: np.ndarray) -> Any:
     if isinstance(array, np.ndarray):
         return array[rows] if array.ndim else array
-    # Of a sparse tensor no backend takes rows.
+    # No backend takes rows of a sparse tensor.
     taken, mask = ops.take(ops.convert_to_tensor(array, sparse=False), rows, axis=0), mask_of(array)
     if mask is not None:
         give_mask(taken, ops.take(mask, rows, axis=0))

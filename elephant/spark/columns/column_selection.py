@@ -55,13 +55,13 @@ class ColumnSelection:
     weight: str | Mapping[str, str] | None = None
     validation: str | None = None
 
-    def of_inputs(self, facts: ModelInfo) -> OfEach | None:
+    def of_inputs(self, info: ModelInfo) -> OfEach | None:
         """Returns the columns of each input; None where they are those of one."""
-        return _of_each(self.features, len(facts.inputs))
+        return _of_each(self.features, len(info.inputs))
 
-    def of_outputs(self, facts: ModelInfo) -> OfEach | None:
+    def of_outputs(self, info: ModelInfo) -> OfEach | None:
         """Returns the columns of each output; None where they are those of one, or the model trains without."""
-        compared = 0 if facts.own_step else sum(output.needs_label for output in facts.outputs)
+        compared = 0 if info.own_step else sum(output.needs_label for output in info.outputs)
         return _of_each(self.label, compared)
 
 
@@ -139,74 +139,74 @@ def listed(columns: str | Sequence[Any]) -> list[Any]:
     return [columns] if isinstance(columns, str) else list(columns)
 
 
-def chosen_inputs(facts: ModelInfo, choice: ColumnSelection) -> tuple[list[tuple[InputInfo | None, list[str]]], Nest]:
+def chosen_inputs(info: ModelInfo, selection: ColumnSelection) -> tuple[list[tuple[InputInfo | None, list[str]]], Nest]:
     """Returns the model's inputs, None for an unknown one, with their columns, and how these are nested for Keras."""
-    names = [known.name for known in facts.inputs]
-    of_each = choice.of_inputs(facts)
+    names = [input_info.name for input_info in info.inputs]
+    of_each = selection.of_inputs(info)
     if of_each is None:
         if len(names) > 1:
             raise SchemaError(
                 f"featuresCol: expected a column for each of the model's inputs {', '.join(names)}. Received: "
-                f"{choice.features!r}. Set featuresCol={{{names[0]!r}: 'column', ...}}."
+                f"{selection.features!r}. Set featuresCol={{{names[0]!r}: 'column', ...}}."
             )
-        columns = listed(cast("Columns", choice.features))
-        return [(facts.inputs[0] if facts.inputs else None, columns)], facts.x if facts.inputs else 0
+        columns = listed(cast("Columns", selection.features))
+        return [(info.inputs[0] if info.inputs else None, columns)], info.x if info.inputs else 0
     given = by_name(of_each, names, "featuresCol")
-    if facts.inputs:
-        return [(known, given[known.name]) for known in facts.inputs], facts.x
+    if info.inputs:
+        return [(input_info, given[input_info.name]) for input_info in info.inputs], info.x
     nest: Nest = tuple(range(len(given)))
     if isinstance(of_each, Mapping):
         nest = {name: position for position, name in enumerate(given)}
     return [(None, columns) for columns in given.values()], nest
 
 
-def chosen_labels(facts: ModelInfo, choice: ColumnSelection) -> tuple[list[tuple[OutputInfo, list[str]]], Nest]:
+def chosen_labels(info: ModelInfo, selection: ColumnSelection) -> tuple[list[tuple[OutputInfo, list[str]]], Nest]:
     """Returns the outputs that are compared with columns, and these, and how the labels are nested for Keras."""
-    compared = [output for output in facts.outputs if output.needs_label]
-    of_each = choice.of_outputs(facts)
+    compared = [output for output in info.outputs if output.needs_label]
+    of_each = selection.of_outputs(info)
     if of_each is not None:
-        return _chosen_by_name(facts, of_each, [output.name for output in compared])
-    if choice.label is None:
+        return _chosen_by_name(info, of_each, [output.name for output in compared])
+    if selection.label is None:
         return [], 0
-    columns = listed(cast("Columns", choice.label))
-    if facts.own_step and len(facts.outputs) > 1:
-        return [(_unknown(facts), columns)], 0
+    columns = listed(cast("Columns", selection.label))
+    if info.own_step and len(info.outputs) > 1:
+        return [(_unknown(info), columns)], 0
     if len(compared) > 1:
         names = ", ".join(output.name for output in compared)
         raise SchemaError(
-            f"labelCol: expected a column for each of the model's outputs {names}. Received: {choice.label!r}. "
+            f"labelCol: expected a column for each of the model's outputs {names}. Received: {selection.label!r}. "
             f"Set labelCol={{{compared[0].name!r}: 'column', ...}}."
         )
-    if not compared and not facts.own_step:
+    if not compared and not info.own_step:
         raise SchemaError(
-            f"labelCol: expected None, because none of the model's outputs has a loss. Received: {choice.label!r}."
+            f"labelCol: expected None, because none of the model's outputs has a loss. Received: {selection.label!r}."
         )
-    output = compared[0] if compared else facts.outputs[0]
-    return [(output, columns)], pack(facts.y, [0] * len(facts.outputs))
+    output = compared[0] if compared else info.outputs[0]
+    return [(output, columns)], pack(info.y, [0] * len(info.outputs))
 
 
 def _chosen_by_name(
-    facts: ModelInfo, labels: OfEach, required: Sequence[str]
+    info: ModelInfo, labels: OfEach, required: Sequence[str]
 ) -> tuple[list[tuple[OutputInfo, list[str]]], Nest]:
-    names = [output.name for output in facts.outputs]
-    if facts.own_step or not facts.knows_outputs:
+    names = [output.name for output in info.outputs]
+    if info.own_step or not info.knows_outputs:
         given = by_name(labels, [], "labelCol")
         if not set(given) <= set(names):
             # Keras, or the model's own step, knows what it compares them with.
             nest: Nest = tuple(range(len(given)))
             if isinstance(labels, Mapping):
                 nest = {name: position for position, name in enumerate(given)}
-            return [(_unknown(facts), columns) for columns in given.values()], nest
-        required = [] if facts.own_step else required
+            return [(_unknown(info), columns) for columns in given.values()], nest
+        required = [] if info.own_step else required
     given = by_name(labels, names, "labelCol", required=required)
     places = {name: position for position, name in enumerate(given)}
-    chosen = [(facts.outputs[names.index(name)], columns) for name, columns in given.items()]
-    return chosen, pack(facts.y, [places.get(name, 0) for name in names])
+    chosen = [(info.outputs[names.index(name)], columns) for name, columns in given.items()]
+    return chosen, pack(info.y, [places.get(name, 0) for name in names])
 
 
-def _unknown(facts: ModelInfo) -> OutputInfo:
+def _unknown(info: ModelInfo) -> OutputInfo:
     """Returns an output of which nothing is known."""
-    return replace(facts.outputs[0], shape=None, label_shape=None, num_classes=None)
+    return replace(info.outputs[0], shape=None, label_shape=None, num_classes=None)
 
 
 def with_classes(field: Field, output: OutputInfo, param: str, *, weighted: bool) -> Field:
@@ -268,41 +268,41 @@ def are_sequences(outputs: Sequence[OutputInfo]) -> bool:
     return any(shape is not None and len(shape) > 1 and shape[0] is None for shape in shapes)
 
 
-def target_inputs(facts: ModelInfo, choice: ColumnSelection) -> DataSchema:
+def target_inputs(info: ModelInfo, selection: ColumnSelection) -> DataSchema:
     """Returns the inputs that a preprocessing function is to make, without labels.
 
     Every input has the columns that it is taken from when the function does not return it by its own name.
     """
-    of_each = choice.of_inputs(facts)
-    given = {"": listed(cast("Columns", choice.features))} if of_each is None else _columns_of_each(of_each)
-    if not facts.inputs:
+    of_each = selection.of_inputs(info)
+    given = {"": listed(cast("Columns", selection.features))} if of_each is None else _columns_of_each(of_each)
+    if not info.inputs:
         fields = [
-            Field(role_of(FEATURES, place), tuple(names), facts.dtype) for place, names in enumerate(given.values())
+            Field(role_of(FEATURES, place), tuple(names), info.dtype) for place, names in enumerate(given.values())
         ]
         nest: Nest = 0 if of_each is None else tuple(range(len(given)))
         if isinstance(of_each, Mapping):
             nest = {name: place for place, name in enumerate(given)}
         return DataSchema(inputs=tuple(fields), x=nest)
-    names = [known.name for known in facts.inputs]
+    names = [input_info.name for input_info in info.inputs]
     taken: Mapping[str, Sequence[str]] = given
     if len(names) == 1 and not (isinstance(of_each, Mapping) and names[0] in given):
         taken = {names[0]: [name for columns in given.values() for name in columns]}
     elif of_each is not None and not isinstance(of_each, Mapping) and len(of_each) == len(names):
         taken = {name: listed(columns) for name, columns in zip(names, of_each, strict=True)}
     fields = [
-        _target(known, role_of(FEATURES, place), tuple(taken.get(known.name, (known.name,))))
-        for place, known in enumerate(facts.inputs)
+        _target(input_info, role_of(FEATURES, place), tuple(taken.get(input_info.name, (input_info.name,))))
+        for place, input_info in enumerate(info.inputs)
     ]
-    return DataSchema(inputs=tuple(fields), x=facts.x)
+    return DataSchema(inputs=tuple(fields), x=info.x)
 
 
-def input_columns(choice: ColumnSelection) -> list[str]:
+def input_columns(selection: ColumnSelection) -> list[str]:
     """Returns the columns of all inputs, each once.
 
     >>> input_columns(ColumnSelection(features={"image": "pixels", "place": ["x", "y", "x"]}))
     ['pixels', 'x', 'y']
     """
-    parts = choice.features.values() if isinstance(choice.features, Mapping) else listed(choice.features)
+    parts = selection.features.values() if isinstance(selection.features, Mapping) else listed(selection.features)
     return list(dict.fromkeys(name for part in parts for name in listed(part)))
 
 
@@ -313,27 +313,27 @@ def _columns_of_each(of_each: OfEach) -> dict[str, list[str]]:
     return {", ".join(listed(columns)): listed(columns) for columns in of_each}
 
 
-def _target(known: InputInfo, role: str, columns: tuple[str, ...]) -> Field:
-    dtype, shape = element_type(known.dtype), known.shape
+def _target(input_info: InputInfo, role: str, columns: tuple[str, ...]) -> Field:
+    dtype, shape = element_type(input_info.dtype), input_info.shape
     kind = DENSE
     if dtype == "string":
         kind = TEXT
-    elif known.sparse:
+    elif input_info.sparse:
         kind = SPARSE
     elif shape and shape[0] is None and None not in shape[1:]:
         kind = RAGGED
-    return Field(role, columns, dtype, kind, shape, sparse_tensor=known.sparse)
+    return Field(role, columns, dtype, kind, shape, sparse_tensor=input_info.sparse)
 
 
-def target_labels(facts: ModelInfo, choice: ColumnSelection) -> tuple[list[Field], Nest]:
+def target_labels(info: ModelInfo, selection: ColumnSelection) -> tuple[list[Field], Nest]:
     """Returns the labels that the model is compared with, whose types are open, and how they are nested for Keras."""
-    chosen, nest = chosen_labels(facts, choice)
+    chosen, nest = chosen_labels(info, selection)
     fields = []
     for place, (known, columns) in enumerate(chosen):
         of_each = known.shape is not None and len(known.shape) > 1 and known.shape[0] is None
         of_each = of_each or known.takes_sequences
         shape = (known.label_shape or (None,)) if of_each else known.label_shape
-        dtype = "int32" if known.label_shape is None else facts.dtype
+        dtype = "int32" if known.label_shape is None else info.dtype
         is_class = known.label_shape is None and len(known.shape or ()) == 1
         kind = RAGGED if of_each else SCALAR if is_class else DENSE
         fields.append(Field(role_of(LABEL, place), tuple(columns), dtype, kind, shape))

@@ -75,7 +75,7 @@ class Moments:
         return Moments(count, mean, squares)
 
 
-def merged(parts: Iterable[Moments]) -> Moments | None:
+def merged(moments: Iterable[Moments]) -> Moments | None:
     """Returns the moments of all parts together; None of no part.
 
     >>> parts = [Moments.of(np.arange(start, 10.0), kept=()) for start in (0, 4)]
@@ -83,10 +83,10 @@ def merged(parts: Iterable[Moments]) -> Moments | None:
     >>> both.count, float(both.mean)
     (16, 5.25)
     """
-    total: Moments | None = None
-    for part in parts:
-        total = part if total is None else total.merged(part)
-    return total
+    total_moments: Moments | None = None
+    for part in moments:
+        total_moments = part if total_moments is None else total_moments.merged(part)
+    return total_moments
 
 
 @dataclass(frozen=True)
@@ -124,10 +124,10 @@ def moments(frame: DataFrame, field: Field, axis: Sequence[int]) -> tuple[Moment
     rows = _collect(_columns_of(frame, field).mapInArrow(part, schema))
     if len({(row["axes"], tuple(row["shape"])) for row in rows}) > 1:
         raise DataError(f"{field.title}: expected rows of one shape. Received: rows of several.")
-    total = merged(_moments_of_row(row) for row in rows)
-    if total is None:
+    total_moments = merged(_moments_of_row(row) for row in rows)
+    if total_moments is None:
         raise no_rows(field.title)
-    return total, int(rows[0]["axes"])
+    return total_moments, int(rows[0]["axes"])
 
 
 def _moments_of_row(row: Row) -> Moments:
@@ -138,7 +138,7 @@ def _moments_of_row(row: Row) -> Moments:
 def _moments_of_partition(
     field: Field, axis: tuple[int, ...], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    total: Moments | None = None
+    total_moments: Moments | None = None
     known: tuple[int, ...] | None = None
     axes = first_row = 0
     for batch in prepared_batches(batches, DataSchema(inputs=(field,))):
@@ -149,10 +149,10 @@ def _moments_of_partition(
         array, kept, axes = _stacked(values, field, known or (), axis)
         if array.size:
             part = Moments.of(array, kept)
-            total = part if total is None else total.merged(part)
-    if total is not None:
-        lists = [np.asarray(total.mean).ravel().tolist(), np.asarray(total.squares).ravel().tolist()]
-        columns = [[axes], [total.count], [list(total.mean.shape)], [lists[0]], [lists[1]]]
+            total_moments = part if total_moments is None else total_moments.merged(part)
+    if total_moments is not None:
+        lists = [np.asarray(total_moments.mean).ravel().tolist(), np.asarray(total_moments.squares).ravel().tolist()]
+        columns = [[axes], [total_moments.count], [list(total_moments.mean.shape)], [lists[0]], [lists[1]]]
         types = [pa.int32(), pa.int64(), pa.list_(pa.int32()), pa.list_(pa.float64()), pa.list_(pa.float64())]
         arrays = [pa.array(column, kind) for column, kind in zip(columns, types, strict=True)]
         yield pa.RecordBatch.from_arrays(arrays, ["axes", "count", "shape", "mean", "squares"])
@@ -289,10 +289,10 @@ def token_counts_of_layer(
     """
     count = functools.partial(_tokens_of_partition, field, cloudpickle.dumps(layer))
     rows = _columns_of(frame, field)
-    found = _collected(rows.mapInArrow(count, "token binary, count bigint, documents bigint"), limit, 0)
-    if not found.tokens or found.tokens[0] is not None:
+    counts = _collected(rows.mapInArrow(count, "token binary, count bigint, documents bigint"), limit, 0)
+    if not counts.tokens or counts.tokens[0] is not None:
         raise no_rows(field.title)
-    return TokenCounts(found.tokens[1:], found.counts[1:], found.documents[1:], found.counts[0])
+    return TokenCounts(counts.tokens[1:], counts.counts[1:], counts.documents[1:], counts.counts[0])
 
 
 def _tokens_of_partition(field: Field, pickled: bytes, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

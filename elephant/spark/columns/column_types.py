@@ -150,25 +150,30 @@ def wrong_type(column: StructField, param: str, expected: str) -> SchemaError:
     )
 
 
-def training_schema(columns: StructType, facts: ModelInfo, choice: ColumnSelection) -> DataSchema:
+def training_schema(columns: StructType, info: ModelInfo, selection: ColumnSelection) -> DataSchema:
     """Returns the schema that the chosen columns become for training.
 
     Raises:
         SchemaError: A column is missing or of a type that cannot be trained on.
     """
-    inputs = input_schema(columns, facts, choice)
+    schema_of_inputs = input_schema(columns, info, selection)
     param = "labelCol"
-    chosen, y = chosen_labels(facts, choice)
+    chosen, y = chosen_labels(info, selection)
     labels = []
     for place, (output, names) in enumerate(chosen):
         found = [find_column(columns, name, param) for name in names]
-        label = _label(found, output, facts.dtype, role_of(LABEL, place), param)
-        labels.append(with_classes(label, output, param, weighted=choice.weight is not None))
-    return schema_with_targets(columns, facts, choice, inputs, labels, y)
+        label = _label(found, output, info.dtype, role_of(LABEL, place), param)
+        labels.append(with_classes(label, output, param, weighted=selection.weight is not None))
+    return schema_with_targets(columns, info, selection, schema_of_inputs, labels, y)
 
 
 def schema_with_targets(
-    columns: StructType, facts: ModelInfo, choice: ColumnSelection, inputs: DataSchema, labels: Sequence[Field], y: Nest
+    columns: StructType,
+    info: ModelInfo,
+    selection: ColumnSelection,
+    schema_of_inputs: DataSchema,
+    labels: Sequence[Field],
+    y: Nest,
 ) -> DataSchema:
     """Returns the inputs with what they are compared with, weights and the indicator.
 
@@ -176,28 +181,32 @@ def schema_with_targets(
         labels: One for each output that is compared with a column.
         y: How they are nested.
     """
-    weights, w = weight_fields(columns, facts, choice, y)
-    as_labels = not labels and not facts.own_step and any(output.needs_label for output in facts.outputs)
+    weights, w = weight_fields(columns, info, selection, y)
+    as_labels = not labels and not info.own_step and any(output.needs_label for output in info.outputs)
     return replace(
-        inputs,
+        schema_of_inputs,
         labels=tuple(labels),
         weights=tuple(weights),
-        validation=None if choice.validation is None else _indicator(columns, choice.validation),
-        y=nest_of_targets(inputs.inputs, inputs.x, facts) if as_labels else y,
+        validation=None if selection.validation is None else _indicator(columns, selection.validation),
+        y=nest_of_targets(schema_of_inputs.inputs, schema_of_inputs.x, info) if as_labels else y,
         w=w,
         inputs_as_labels=as_labels,
     )
 
 
-def input_schema(columns: StructType, facts: ModelInfo, choice: ColumnSelection) -> DataSchema:
+def input_schema(columns: StructType, info: ModelInfo, selection: ColumnSelection) -> DataSchema:
     """Returns one column for each input of the model, and how they are nested for Keras."""
     param = "featuresCol"
-    chosen, nest = chosen_inputs(facts, choice)
+    chosen, nest = chosen_inputs(info, selection)
     fields = [
         _input(
-            [find_column(columns, name, param) for name in names], known, facts.dtype, role_of(FEATURES, place), param
+            [find_column(columns, name, param) for name in names],
+            input_info,
+            info.dtype,
+            role_of(FEATURES, place),
+            param,
         )
-        for place, (known, names) in enumerate(chosen)
+        for place, (input_info, names) in enumerate(chosen)
     ]
     return DataSchema(inputs=tuple(fields), x=nest)
 
@@ -213,14 +222,14 @@ def undecided_vectors(columns: StructType, schema: DataSchema) -> list[str]:
     ]
 
 
-def _input(columns: list[StructField], known: InputInfo | None, floatx: str, role: str, param: str) -> Field:
-    dtype = element_type(known.dtype if known is not None else _own_type(columns, floatx))
-    shape = known.shape if known is not None else None
+def _input(columns: list[StructField], input_info: InputInfo | None, floatx: str, role: str, param: str) -> Field:
+    dtype = element_type(input_info.dtype if input_info is not None else _own_type(columns, floatx))
+    shape = input_info.shape if input_info is not None else None
     names, column = tuple(column.name for column in columns), columns[0]
     if len(columns) > 1 or is_scalar(column.dataType):
         field = Field(role, names, dtype, vector_kind(columns, dtype, param), shape)
         return _of_several(field, param, f"the model's input shape {shape}")
-    takes_sparse = known is not None and known.sparse
+    takes_sparse = input_info is not None and input_info.sparse
     if takes_sparse:
         if not is_vector(column.dataType):
             raise wrong_type(column, param, "an ml or mllib vector, for a sparse input")
@@ -306,7 +315,7 @@ def _class_shape(output: OutputInfo, depth: int) -> tuple[int | None, ...] | Non
     return (*sizes, 1) if depth > len(sizes) or not sizes else sizes
 
 
-def nest_of_targets(inputs: Sequence[Field], x: Nest, facts: ModelInfo) -> Nest:
+def nest_of_targets(inputs: Sequence[Field], x: Nest, info: ModelInfo) -> Nest:
     """Returns the input that each output of an autoencoder is compared with: of the same name, or of the same place.
 
     Raises:
@@ -318,10 +327,10 @@ def nest_of_targets(inputs: Sequence[Field], x: Nest, facts: ModelInfo) -> Nest:
                 f"labelCol: expected a column to compare the model's output with, because its input ({field.title}) "
                 f"is {'text' if field.kind == TEXT else 'a sparse tensor'}. Received: none. Set labelCol."
             )
-    if not facts.knows_outputs:
+    if not info.knows_outputs:
         return x
-    names, sources = [output.name for output in facts.outputs], [known.name for known in facts.inputs]
-    needed = [output.name for output in facts.outputs if output.needs_label]
+    names, sources = [output.name for output in info.outputs], [input_info.name for input_info in info.inputs]
+    needed = [output.name for output in info.outputs if output.needs_label]
     if len(inputs) == 1:
         places = [0] * len(names)
     elif set(needed) <= set(sources):
@@ -334,9 +343,9 @@ def nest_of_targets(inputs: Sequence[Field], x: Nest, facts: ModelInfo) -> Nest:
             f"nor as many as the inputs {', '.join(sources)}. Received: none. Set "
             f"labelCol={{{needed[0]!r}: 'column', ...}}."
         )
-    for output, place in zip(facts.outputs, places, strict=True):
+    for output, place in zip(info.outputs, places, strict=True):
         _require_comparable(output, inputs[place])
-    return pack(facts.y, places)
+    return pack(info.y, places)
 
 
 def _require_comparable(output: OutputInfo, field: Field) -> None:
@@ -355,33 +364,35 @@ def _require_comparable(output: OutputInfo, field: Field) -> None:
         )
 
 
-def weight_fields(columns: StructType, facts: ModelInfo, choice: ColumnSelection, y: Nest) -> tuple[list[Field], Nest]:
+def weight_fields(
+    columns: StructType, info: ModelInfo, selection: ColumnSelection, y: Nest
+) -> tuple[list[Field], Nest]:
     """Returns the columns of sample weights: none, one for all outputs, or one for each, nested as the labels are.
 
     Raises:
         SchemaError: A column is missing, or not of numbers in the shape of the loss, or an output has none.
     """
-    if choice.weight is None:
+    if selection.weight is None:
         return [], 0
-    if isinstance(choice.weight, str):
-        return [_weight(columns, facts, facts.outputs, choice.weight, WEIGHT)], 0
-    names = [output.name for output in facts.outputs] if facts.knows_outputs else []
-    required = [output.name for output in facts.outputs if output.needs_label] if names else []
-    given = by_name(choice.weight, names, "weightCol", required=required)
+    if isinstance(selection.weight, str):
+        return [_weight(columns, info, info.outputs, selection.weight, WEIGHT)], 0
+    names = [output.name for output in info.outputs] if info.knows_outputs else []
+    required = [output.name for output in info.outputs if output.needs_label] if names else []
+    given = by_name(selection.weight, names, "weightCol", required=required)
     places = {name: position for position, name in enumerate(given)}
-    by_output = {output.name: [output] for output in facts.outputs}
+    by_output = {output.name: [output] for output in info.outputs}
     fields = [
-        _weight(columns, facts, by_output.get(name, facts.outputs), given[name][0], role_of(WEIGHT, position))
+        _weight(columns, info, by_output.get(name, info.outputs), given[name][0], role_of(WEIGHT, position))
         for name, position in places.items()
     ]
     if not names:
         return fields, places if isinstance(y, dict) else pack(y, range(len(given)))
-    return fields, pack(facts.y, [places.get(name, 0) for name in names])
+    return fields, pack(info.y, [places.get(name, 0) for name in names])
 
 
-def _weight(columns: StructType, facts: ModelInfo, outputs: Sequence[OutputInfo], name: str, role: str) -> Field:
+def _weight(columns: StructType, info: ModelInfo, outputs: Sequence[OutputInfo], name: str, role: str) -> Field:
     """Returns the column of the sample weights of some outputs: one number for a row, or one for each of its losses."""
-    column, dtype = find_column(columns, name, "weightCol"), element_type(facts.dtype)
+    column, dtype = find_column(columns, name, "weightCol"), element_type(info.dtype)
     if is_scalar(column.dataType):
         return Field(role, (name,), dtype, SCALAR)
     depth, shape = depth_of(column.dataType)[0], common_loss_shape(outputs, "weightCol")
@@ -403,15 +414,15 @@ def _indicator(columns: StructType, name: str) -> Field:
 
 
 def raw_training_schema(
-    columns: StructType, facts: ModelInfo, choice: ColumnSelection
+    columns: StructType, info: ModelInfo, selection: ColumnSelection
 ) -> tuple[DataSchema, DataSchema]:
     """Returns the schema of what a preprocessing function gets for training, and of what it is to make of that.
 
     Raises:
         SchemaError: A column is missing, or of a type that no function gets.
     """
-    inputs, param = raw_input_schema(columns, choice), "labelCol"
-    made, y = target_labels(facts, choice)
+    schema_of_inputs, param = raw_input_schema(columns, selection), "labelCol"
+    made, y = target_labels(info, selection)
     labels: list[Field] = []
     for field in made:
         if len(field.columns) > 1:
@@ -423,17 +434,19 @@ def raw_training_schema(
         if name.lower() in (column.name.lower() for column in columns.fields):
             label = raw_field(find_column(columns, name, param), role_of(LABEL, len(labels)), param)
             labels.append(replace(label, columns=(name,)))
-    target = schema_with_targets(columns, facts, choice, target_inputs(facts, choice), made, y)
-    raw = replace(inputs, labels=tuple(labels), weights=target.weights, validation=target.validation)
-    return raw, target
+    target_schema = schema_with_targets(columns, info, selection, target_inputs(info, selection), made, y)
+    raw_schema = replace(
+        schema_of_inputs, labels=tuple(labels), weights=target_schema.weights, validation=target_schema.validation
+    )
+    return raw_schema, target_schema
 
 
-def raw_input_schema(columns: StructType, choice: ColumnSelection) -> DataSchema:
+def raw_input_schema(columns: StructType, selection: ColumnSelection) -> DataSchema:
     """Returns the columns that a preprocessing function gets, and how its batch nests them, by their names."""
     param = "featuresCol"
     fields: list[Field] = []
     nest: dict[str, Nest] = {}
-    for name in input_columns(choice):
+    for name in input_columns(selection):
         column, first = find_column(columns, name, param), len(fields)
         if not isinstance(column.dataType, StructType):
             nest[name] = first

@@ -291,12 +291,12 @@ class SparkModel:
             validation_fraction=validation_split,
             verbose=verbose,
         )
-        trained = self._train(rdd, validation_data, options, config, tuple(callbacks or ()))
-        self.training_histories.append(trained.history)
-        self.training_statistics, self.plan = trained.statistics, trained.plan
+        result = self._train(rdd, validation_data, options, config, tuple(callbacks or ()))
+        self.training_histories.append(result.history)
+        self.training_statistics, self.plan = result.statistics, result.plan
         history = keras.callbacks.History()
-        history.history = trained.history
-        history.epoch = list(range(max(map(len, trained.history.values()), default=0)))
+        history.history = result.history
+        history.epoch = list(range(max(map(len, result.history.values()), default=0)))
         return history
 
     def _train(
@@ -309,32 +309,32 @@ class SparkModel:
     ) -> FitResult:
         open_checkpoints(session_of(rdd), config)
         first, notes = first_record(rdd, "fit"), list[str]()
-        source = self._live.source()
-        check_fit(config, source.facts, callbacks)
+        spec = self._live.source()
+        check_fit(config, spec.info, callbacks)
         num_workers = chosen_workers(
             session_of(rdd), config, wanted=self.num_workers, num_partitions=rdd.getNumPartitions(), note=notes.append
         )
         config = config.changed(num_workers=num_workers)
-        plan = plan_training(first, source.facts, marked=validation_data is not None)
+        plan = plan_training(first, spec.info, marked=validation_data is not None)
         if validation_data is not None:
             rdd, first = dealt(marked(rdd, validation_data, config), num_workers), (first, False)
         with described(session_of(rdd), description_of(config)):
             job = TrainingJob(
-                source,
+                spec,
                 callbacks,
                 config,
                 plan.schema,
                 class_weight=class_weights(
-                    given_class_weight(options), source, plan.schema, lambda _: RddRows(rdd, plan, first)
+                    given_class_weight(options), spec, plan.schema, lambda _: RddRows(rdd, plan, first)
                 ),
                 preprocessing=BatchFunctions(augment=options.get("augmentation")),
             )
             progress = Progress(num_workers=config.num_ranks, epochs=config.epochs, verbose=config.verbose)
             for text in notes:
                 progress.note(text)
-            trained = train(RddRows(rdd, plan, first), job, progress)
-        self._live.take(trained, config)
-        return trained
+            result = train(RddRows(rdd, plan, first), job, progress)
+        self._live.take(result, config)
+        return result
 
     @brief_errors
     def predict(self, data: Any, batch_size: int = _NUM_EVALUATED, verbose: int = 0) -> Any:
@@ -361,11 +361,11 @@ class SparkModel:
         first = data.take(1)
         if not first:
             return Predictions(data.map(list))
-        source = self._live.source()
-        require_predicting(source.facts)
-        plan = plan_inputs(first[0], source.facts)
+        spec = self._live.source()
+        require_predicting(spec.info)
+        plan = plan_inputs(first[0], spec.info)
         size = checked_batch_size(batch_size, "batch_size")
-        task = Prediction(model=packed_model(source), schema=plan.schema, outputs=source.facts.y, batch_size=size)
+        task = Prediction(model=packed_model(spec), schema=plan.schema, outputs=spec.info.y, batch_size=size)
         return predict(data, task, plan)
 
     @brief_errors
@@ -405,11 +405,11 @@ class SparkModel:
             raise ConfigurationError(
                 "evaluate: expected an RDD of (x, y) alone. Received: y or sample_weight besides it."
             )
-        first, source = first_record(x, "evaluate"), self._live.source()
-        require_evaluable(source.facts)
-        plan = plan_training(first, source.facts)
+        first, spec = first_record(x, "evaluate"), self._live.source()
+        require_evaluable(spec.info)
+        plan = plan_training(first, spec.info)
         size = checked_batch_size(batch_size, "batch_size")
-        evaluation = Evaluation(model=packed_model(source), schema=plan.schema, batch_size=size)
+        evaluation = Evaluation(model=packed_model(spec), schema=plan.schema, batch_size=size)
         results = evaluate_rows(RddRows(x, plan, first), evaluation)
         if return_dict:
             return results

@@ -50,19 +50,19 @@ class RecordColumn:
     natural: Shape
 
 
-def input_column(leaf: Any, known: InputInfo | None, floatx: str, role: str, title: str) -> RecordColumn:
+def input_column(leaf: Any, input_info: InputInfo | None, floatx: str, role: str, title: str) -> RecordColumn:
     """Returns the column of one input of the model.
 
     Args:
-        known: What the model says of the input; None when it says nothing.
+        input_info: What the model says of the input; None when it says nothing.
     """
-    shape = None if known is None else known.shape
-    dtype = element_type(floatx if known is None else known.dtype)
-    if dtype == "string" or (known is None and _is_text(leaf)):
+    shape = None if input_info is None else input_info.shape
+    dtype = element_type(floatx if input_info is None else input_info.dtype)
+    if dtype == "string" or (input_info is None and _is_text(leaf)):
         natural = _text_shape(leaf, title)
         return RecordColumn(Field(role, (title,), "string", TEXT, _fitting(shape, natural, title)), natural)
     sparse = sparse_parts(leaf)
-    takes_sparse = known is not None and known.sparse
+    takes_sparse = input_info is not None and input_info.sparse
     if takes_sparse or (sparse is not None and (shape is None or len(shape) == 1)):
         natural = (sparse[0],) if sparse is not None else _numbers(leaf, title).shape
         field = Field(role, (title,), dtype, SPARSE, _fitting(shape, natural, title), sparse_tensor=takes_sparse)
@@ -184,7 +184,7 @@ class _Part:
     cut: tuple[int, ...] | None = None
 
 
-def plan_training(first: Any, facts: ModelInfo, *, marked: bool = False) -> RecordPlan:
+def plan_training(first: Any, info: ModelInfo, *, marked: bool = False) -> RecordPlan:
     """Finds the columns for training in records like the first one.
 
     Raises:
@@ -192,17 +192,17 @@ def plan_training(first: Any, facts: ModelInfo, *, marked: bool = False) -> Reco
     """
     pieces = list(first) if isinstance(first, tuple) and len(first) in (1, 2, 3) else [first]
     given = [*pieces, None, None]
-    x, y, w = _inputs(given[0], facts), _labels(given[1], facts, given[2]), _weights(given[2], facts)
+    x, y, w = _inputs(given[0], info), _labels(given[1], info, given[2]), _weights(given[2], info)
     if not y.columns:
-        _refuse_missing_labels(first, facts)
-    as_labels = not y.columns and not facts.own_step and any(output.needs_label for output in facts.outputs)
+        _refuse_missing_labels(first, info)
+    as_labels = not y.columns and not info.own_step and any(output.needs_label for output in info.outputs)
     schema = DataSchema(
         inputs=_fields(x),
         labels=_fields(y),
         weights=_fields(w),
         validation=Field(VALIDATION, ("validation",), "bool", SCALAR) if marked else None,
         x=x.fed,
-        y=nest_of_targets(_fields(x), x.fed, facts) if as_labels else y.fed,
+        y=nest_of_targets(_fields(x), x.fed, info) if as_labels else y.fed,
         w=w.fed,
         inputs_as_labels=as_labels,
     )
@@ -214,9 +214,9 @@ def plan_training(first: Any, facts: ModelInfo, *, marked: bool = False) -> Reco
     return RecordPlan(schema=schema, nest=_numbered(found), shapes=tuple(shapes), cut=x.cut)
 
 
-def plan_inputs(first: Any, facts: ModelInfo) -> RecordPlan:
+def plan_inputs(first: Any, info: ModelInfo) -> RecordPlan:
     """Finds the model's inputs in records like the first one, each of which is x alone."""
-    x = _inputs(first, facts)
+    x = _inputs(first, info)
     shapes = tuple(column.natural for column in x.columns)
     return RecordPlan(schema=DataSchema(inputs=_fields(x), x=x.fed), nest=x.found, shapes=shapes, cut=x.cut)
 
@@ -225,33 +225,33 @@ def _fields(part: _Part) -> tuple[Field, ...]:
     return tuple(column.field for column in part.columns)
 
 
-def _inputs(value: Any, facts: ModelInfo) -> _Part:
-    names = [known.name for known in facts.inputs]
+def _inputs(value: Any, info: ModelInfo) -> _Part:
+    names = [input_info.name for input_info in info.inputs]
     if not names:
         found, leaves = (0, [value]) if _is_list_of_numbers(value) else nest_of(value)
         columns = [
-            input_column(leaf, None, facts.dtype, role_of(FEATURES, place), _title("x", place, len(leaves)))
+            input_column(leaf, None, info.dtype, role_of(FEATURES, place), _title("x", place, len(leaves)))
             for place, leaf in enumerate(leaves)
         ]
         return _Part(columns, found, found)
-    found, leaves, cut = _matched_inputs(value, facts, names)
+    found, leaves, cut = _matched_inputs(value, info, names)
     columns = [
-        input_column(leaf, known, facts.dtype, role_of(FEATURES, place), _title("x", known.name, len(names)))
-        for place, (known, leaf) in enumerate(zip(facts.inputs, leaves, strict=True))
+        input_column(leaf, input_info, info.dtype, role_of(FEATURES, place), _title("x", input_info.name, len(names)))
+        for place, (input_info, leaf) in enumerate(zip(info.inputs, leaves, strict=True))
     ]
-    return _Part(columns, found, facts.x, cut)
+    return _Part(columns, found, info.x, cut)
 
 
 def _is_list_of_numbers(value: Any) -> bool:
     return isinstance(value, list) and all(as_array(part).ndim == 0 for part in value)
 
 
-def _matched_inputs(value: Any, facts: ModelInfo, names: list[str]) -> tuple[Nest, list[Any], tuple[int, ...] | None]:
-    matched = _matched(value, facts.x, names)
+def _matched_inputs(value: Any, info: ModelInfo, names: list[str]) -> tuple[Nest, list[Any], tuple[int, ...] | None]:
+    matched = _matched(value, info.x, names)
     if matched is not None:
         return *matched, None
     # Zero where the model takes any.
-    widths = [math.prod(size or 0 for size in known.shape) for known in facts.inputs]
+    widths = [math.prod(size or 0 for size in input_info.shape) for input_info in info.inputs]
     flat = None if isinstance(value, (dict, str)) else as_array(value)
     if flat is None or not all(widths) or flat.size != sum(widths) or flat.dtype.kind not in "biuf":
         raise SchemaError(
@@ -278,37 +278,37 @@ def _matched(value: Any, fed: Nest, names: Sequence[str]) -> tuple[Nest, list[An
     return None
 
 
-def _labels(value: Any, facts: ModelInfo, weight: Any) -> _Part:
+def _labels(value: Any, info: ModelInfo, weight: Any) -> _Part:
     if value is None:
         return _Part()
-    if facts.own_step or not facts.knows_outputs:
-        return _labels_as_they_are(value, facts)
-    compared = [output for output in facts.outputs if output.needs_label]
+    if info.own_step or not info.knows_outputs:
+        return _labels_as_they_are(value, info)
+    compared = [output for output in info.outputs if output.needs_label]
     names = [output.name for output in compared]
     if not compared:
         raise SchemaError("y: expected None, because none of the model's outputs has a loss. Received: labels.")
-    matched = _matched(_without_uncompared(value, facts), facts.y if compared == list(facts.outputs) else 0, names)
+    matched = _matched(_without_uncompared(value, info), info.y if compared == list(info.outputs) else 0, names)
     if matched is None:
         raise SchemaError(
             f"y: expected a label for each of the model's outputs {', '.join(names)}: a dictionary by their names, "
             f"or a tuple in their order. Received: {_described(value)} in the first record."
         )
     found, leaves = matched
-    if len(compared) < len(facts.outputs) and isinstance(value, (tuple, list)) and len(value) == len(facts.outputs):
-        found = tuple(names.index(known.name) if known.name in names else _LEFT_OUT for known in facts.outputs)
+    if len(compared) < len(info.outputs) and isinstance(value, (tuple, list)) and len(value) == len(info.outputs):
+        found = tuple(names.index(known.name) if known.name in names else _LEFT_OUT for known in info.outputs)
     columns = [
         replace(column, field=with_classes(column.field, output, "y", weighted=weight is not None))
-        for column, output in zip(_label_columns(leaves, compared, names, facts.dtype), compared, strict=True)
+        for column, output in zip(_label_columns(leaves, compared, names, info.dtype), compared, strict=True)
     ]
-    return _Part(columns, found, _like_outputs(names, facts))
+    return _Part(columns, found, _like_outputs(names, info))
 
 
-def _labels_as_they_are(value: Any, facts: ModelInfo) -> _Part:
+def _labels_as_they_are(value: Any, info: ModelInfo) -> _Part:
     """Returns labels nested as the records have them: what they are compared with, only the model's own step knows."""
     found, leaves = nest_of(value) if isinstance(value, (dict, tuple)) else (0, [value])
-    output = facts.outputs[0] if len(leaves) == len(facts.outputs) == 1 else replace(facts.outputs[0], label_shape=None)
+    output = info.outputs[0] if len(leaves) == len(info.outputs) == 1 else replace(info.outputs[0], label_shape=None)
     names = [str(place) for place in range(len(leaves))]
-    return _Part(_label_columns(leaves, [output] * len(leaves), names, facts.dtype), found, found)
+    return _Part(_label_columns(leaves, [output] * len(leaves), names, info.dtype), found, found)
 
 
 def _label_columns(
@@ -320,29 +320,29 @@ def _label_columns(
     ]
 
 
-def _like_outputs(names: Sequence[str], facts: ModelInfo) -> Nest:
+def _like_outputs(names: Sequence[str], info: ModelInfo) -> Nest:
     """Returns the nest of the model's outputs; one that has no part gets the first, as Keras wants it whole."""
     places = {name: place for place, name in enumerate(names)}
-    return pack(facts.y, [places.get(output.name, 0) for output in facts.outputs])
+    return pack(info.y, [places.get(output.name, 0) for output in info.outputs])
 
 
-def _without_uncompared(value: Any, facts: ModelInfo) -> Any:
+def _without_uncompared(value: Any, info: ModelInfo) -> Any:
     """Returns a list of labels without those of outputs that nothing compares, which are given as None."""
-    if isinstance(value, (tuple, list)) and len(value) == len(facts.outputs) > 1:
-        pairs = zip(value, facts.outputs, strict=True)
+    if isinstance(value, (tuple, list)) and len(value) == len(info.outputs) > 1:
+        pairs = zip(value, info.outputs, strict=True)
         kept = tuple(part for part, output in pairs if output.needs_label)
         return kept[0] if len(kept) == 1 else kept
     return value
 
 
-def _weights(value: Any, facts: ModelInfo) -> _Part:
+def _weights(value: Any, info: ModelInfo) -> _Part:
     if value is None:
         return _Part()
-    compared = [output for output in facts.outputs if output.has_loss]
+    compared = [output for output in info.outputs if output.has_loss]
     names = [output.name for output in compared]
     is_of_all = not isinstance(value, (dict, tuple, list)) or (_is_list_of_numbers(value) and len(names) <= 1)
     if is_of_all:
-        return _Part([weight_column(value, compared or facts.outputs, facts.dtype, WEIGHT, "weight")], 0, 0)
+        return _Part([weight_column(value, compared or info.outputs, info.dtype, WEIGHT, "weight")], 0, 0)
     matched = _matched(value, 0, names)
     if matched is None:
         raise SchemaError(
@@ -351,17 +351,17 @@ def _weights(value: Any, facts: ModelInfo) -> _Part:
         )
     found, leaves = matched
     columns = [
-        weight_column(leaf, [output], facts.dtype, role_of(WEIGHT, place), _title("weight", output.name, len(names)))
+        weight_column(leaf, [output], info.dtype, role_of(WEIGHT, place), _title("weight", output.name, len(names)))
         for place, (leaf, output) in enumerate(zip(leaves, compared, strict=True))
     ]
-    return _Part(columns, found, _like_outputs(names, facts))
+    return _Part(columns, found, _like_outputs(names, info))
 
 
-def _refuse_missing_labels(first: Any, facts: ModelInfo) -> None:
+def _refuse_missing_labels(first: Any, info: ModelInfo) -> None:
     """Raises unless the model may be trained without labels: by a train_step of its own, or on its own input."""
-    if facts.own_step or not any(output.needs_label for output in facts.outputs):
+    if info.own_step or not any(output.needs_label for output in info.outputs):
         return
-    inputs, outputs = [known.shape for known in facts.inputs], [known.shape for known in facts.outputs]
+    inputs, outputs = [input_info.shape for input_info in info.inputs], [known.shape for known in info.outputs]
     if inputs and None not in outputs and inputs != outputs:
         raise SchemaError(
             "fit: expected an RDD of tuples (x, y) or (x, y, weight); x alone only for a model that gives its input "

@@ -331,34 +331,34 @@ class UserModel:
 
     def __init__(self, model: Any, custom_objects: Mapping[str, Any]) -> None:
         self._custom_objects = custom_objects
-        self._builder: ModelSpec | None = None
+        self._spec: ModelSpec | None = None
         # What one row of the input is, for a function whose model waits for its first batch.
         self._rows: RowSpec | None = None
         if isinstance(model, (str, os.PathLike)):
             model = read_model(model, custom_objects)[0]
         # It says why a model cannot travel, when it cannot.
-        source = model_source(model, custom_objects)
+        spec = model_source(model, custom_objects)
         if not isinstance(model, keras.Model):
-            self._builder = source
-            model = source.build()
+            self._spec = spec
+            model = spec.build()
         require_compiled(model)
         self.model: keras.Model = model
 
     def source(self) -> ModelSpec:
         """Returns the model as it is now, with its weights and its optimizer's state, for other processes to build."""
-        if self._builder is None:
+        if self._spec is None:
             return model_source(self.model, self._custom_objects)
         if not self.model.built:
-            return self._builder
+            return self._spec
         build_variables(self.model, self._rows)
         variables = tuple(read_variables(self.model))
-        return replace(self._builder, variables=variables, rows=self._rows, source_id=uuid.uuid4().hex)
+        return replace(self._spec, variables=variables, rows=self._rows, source_id=uuid.uuid4().hex)
 
-    def take(self, trained: FitResult, config: FitConfig) -> None:
+    def take(self, result: FitResult, config: FitConfig) -> None:
         """Gives the model what a fit has learned."""
-        self._rows = trained.rows
-        build_variables(self.model, trained.rows)
-        write_variables(self.model, trained.variables)
+        self._rows = result.rows
+        build_variables(self.model, result.rows)
+        write_variables(self.model, result.variables)
         if config.scale_learning_rate:
             # Or the next fit would scale it once more.
             for optimizer in rated_optimizers(self.model):

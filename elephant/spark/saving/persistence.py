@@ -84,12 +84,12 @@ class SavedParts:
     """Parts of a stage that its params in JSON do not have.
 
     Args:
-        source: The Keras model.
+        spec: The Keras model.
         code: Functions and callbacks, by their use.
         about: What else there is to write down, as JSON has it.
     """
 
-    source: ModelSpec
+    spec: ModelSpec
     code: dict[str, Any]
     about: dict[str, Any]
 
@@ -137,13 +137,13 @@ class SavedStage(Params, MLWritable, MLReadable[Any]):
 class StageWriter(MLWriter):
     """Writer of a stage; it clears a path through the JVM, and does without where there is none."""
 
-    def __init__(self, instance: SavedStage) -> None:
+    def __init__(self, stage: SavedStage) -> None:
         super().__init__()
-        self._instance = instance
+        self._stage = stage
 
     def saveImpl(self, path: str) -> None:
         """Writes to a path that does not exist, or that ``overwrite()`` has cleared."""
-        _save(self, self._instance, path, self._instance._parts())
+        _save(self, self._stage, path, self._stage._parts())
 
     def _handleOverwrite(self, path: str) -> None:
         # Without a JVM each file takes the place of the one before, and the metadata tell which ones count.
@@ -201,34 +201,34 @@ def _readable(path: str) -> Iterator[None]:
         ) from error
 
 
-def _save(writer: MLWriter, instance: SavedStage, path: str, parts: SavedParts) -> None:
-    source, code = parts.source, dict(parts.code)
-    params = {param.name: value for param, value in set_param_values(instance).items() if param.name not in _NOT_JSON}
+def _save(writer: MLWriter, stage: SavedStage, path: str, parts: SavedParts) -> None:
+    spec, code = parts.spec, dict(parts.code)
+    params = {param.name: value for param, value in set_param_values(stage).items() if param.name not in _NOT_JSON}
     about = {
-        "facts": source.facts.to_json(),
-        "settings": asdict(source.settings),
-        "rows": source.rows.to_json() if source.rows else None,
+        "facts": spec.info.to_json(),
+        "settings": asdict(spec.settings),
+        "rows": spec.rows.to_json() if spec.rows else None,
     }
-    code |= {f"{_CUSTOM}{name}": value for name, value in source.custom_objects.items()}
-    if source.builder is not None:
-        code[_BUILDER] = source.builder
+    code |= {f"{_CUSTOM}{name}": value for name, value in spec.custom_objects.items()}
+    if spec.builder is not None:
+        code[_BUILDER] = spec.builder
     names = {use: name_of(value) for use, value in code.items()}
-    files = _files_of(source, {use: value for use, value in code.items() if names[use] is None})
+    files = _files_of(spec, {use: value for use, value in code.items() if names[use] is None})
     extra = {**parts.about, "kerasModel": about, "code": names, "files": sorted(files)}
-    _save_metadata(writer, instance, path, extra, params)
+    _save_metadata(writer, stage, path, extra, params)
     for name, content in files.items():
         write_file(writer.sparkSession, f"{path}/{name}", content, overwrite=writer.shouldOverwrite)
 
 
-def _files_of(source: ModelSpec, code: dict[str, Any]) -> dict[str, bytes]:
+def _files_of(spec: ModelSpec, code: dict[str, Any]) -> dict[str, bytes]:
     """Returns the files beside the metadata, by name."""
     files = {}
-    if source.archive is not None:
-        files["model.keras"] = source.archive
-    if source.variables is not None:
+    if spec.archive is not None:
+        files["model.keras"] = spec.archive
+    if spec.variables is not None:
         buffer = io.BytesIO()
         # Files of numpy know no bfloat16.
-        np.savez(buffer, *map(portable, source.variables))
+        np.savez(buffer, *map(portable, spec.variables))
         files["variables.npz"] = buffer.getvalue()
     if code:
         files["code.pkl"] = cloudpickle.dumps(code)
@@ -237,19 +237,17 @@ def _files_of(source: ModelSpec, code: dict[str, Any]) -> dict[str, bytes]:
 
 def _save_metadata(
     writer: MLWriter,
-    instance: SavedStage,
+    stage: SavedStage,
     path: str,
     extra: dict[str, Any],
     params: dict[str, Any],
 ) -> None:
     session, path = writer.sparkSession, spark_form(path)
     if jvm_context(session) is not None or not writer.shouldOverwrite:
-        DefaultParamsWriter.saveMetadata(
-            instance, path, _metadata_context(session), extraMetadata=extra, paramMap=params
-        )
+        DefaultParamsWriter.saveMetadata(stage, path, _metadata_context(session), extraMetadata=extra, paramMap=params)
         return
     # As Spark writes them, but over those that are there.
-    text = metadata_text(instance, _metadata_context(session), extra, params)
+    text = metadata_text(stage, _metadata_context(session), extra, params)
     frame = session.createDataFrame([(text,)], "value string").coalesce(1)
     frame.write.mode("overwrite").text(f"{path}/metadata")
 
@@ -305,8 +303,8 @@ def _parts_of(
     if settings.backend not in BACKENDS:
         raise ValueError(f"backend: expected one of {', '.join(BACKENDS)}. Received: {settings.backend!r}.")
     _note_backend(settings.backend, path)
-    source = ModelSpec(
-        facts=ModelInfo.from_json(about["facts"]),
+    spec = ModelSpec(
+        info=ModelInfo.from_json(about["facts"]),
         settings=settings,
         archive=archive,
         builder=code.get(_BUILDER),
@@ -315,7 +313,7 @@ def _parts_of(
         custom_objects=_custom_objects(code),
         safe_mode=not trusted,
     )
-    return SavedParts(source=source, code=code, about=metadata)
+    return SavedParts(spec=spec, code=code, about=metadata)
 
 
 def _note_backend(saved: str, path: str) -> None:

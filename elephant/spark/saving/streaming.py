@@ -51,52 +51,52 @@ class StreamState:
     Args:
         stream_id: Spark's id of the stream, which its own checkpoint keeps.
         batch: The last micro-batch that was trained on, or was empty.
-        source: The model.
+        spec: The model.
         history: One number per epoch by metric, of all micro-batches.
     """
 
     stream_id: str
     batch: int
-    source: ModelSpec
+    spec: ModelSpec
     history: dict[str, list[float]]
 
     def to_fit_state(self) -> FitState:
         """Returns the form that checkpoints have."""
-        rows, archive = self.source.rows, self.source.archive
+        rows, archive = self.spec.rows, self.spec.archive
         return FitState(
             epochs=self.batch,
             history=self.history,
             arrays={
                 **named("archive", [] if archive is None else [np.frombuffer(archive, np.uint8)]),
-                **named("model", self.source.variables or ()),
+                **named("model", self.spec.variables or ()),
             },
             facts={"stream": self.stream_id, "rows": None if rows is None else rows.to_json()},
         )
 
     @classmethod
-    def from_fit_state(cls, state: FitState, source: ModelSpec) -> StreamState:
+    def from_fit_state(cls, state: FitState, spec: ModelSpec) -> StreamState:
         """Reads the form of `to_fit_state`.
 
         Args:
             state: Of a checkpoint.
-            source: The estimator's model, of which the checkpoint has what was learned.
+            spec: The estimator's model, of which the checkpoint has what was learned.
         """
         archive = next((array.tobytes() for array in state.group("archive")), None)
-        if (archive is None) != (source.archive is None):
+        if (archive is None) != (spec.archive is None):
             raise ConfigurationError(
                 "model: expected the model that the stream was trained with. Received: one that is given "
-                f"{'as a model' if source.archive is not None else 'by a function'}, as that one was not."
+                f"{'as a model' if spec.archive is not None else 'by a function'}, as that one was not."
             )
         rows, batch = _rows_of(state), state.epochs
         # With an id of its own: Spark's Python workers keep models by it, and this one has other weights.
         trained = replace(
-            source,
+            spec,
             archive=archive,
             variables=tuple(state.group("model")) or None,
-            rows=rows or source.rows,
+            rows=rows or spec.rows,
             source_id=uuid.uuid4().hex,
         )
-        return cls(stream_id=state.facts["stream"], batch=batch, source=trained, history=joined(state.history, {}))
+        return cls(stream_id=state.facts["stream"], batch=batch, spec=trained, history=joined(state.history, {}))
 
 
 def _rows_of(state: FitState) -> RowSpec | None:
@@ -139,7 +139,7 @@ class StreamFolder:
         # A state of NaN is no reason to go back to the one before: Spark does not deliver its rows again.
         self._manager.save(state.to_fit_state(), finished=True)
 
-    def latest(self, source: ModelSpec) -> StreamState | None:
+    def latest(self, spec: ModelSpec) -> StreamState | None:
         """Returns the newest state that is whole; None when there is none.
 
         Raises:
@@ -149,13 +149,13 @@ class StreamFolder:
         checkpoint = self._manager.latest()
         if checkpoint is None:
             return None
-        state = StreamState.from_fit_state(checkpoint.state, source)
+        state = StreamState.from_fit_state(checkpoint.state, spec)
         if self._is_trusted:
             return state
         title = f"fit_stream: {self._folder.url}, micro-batch {state.batch}"
-        known = KnownCode(given=source.custom_objects)
-        require_trust(title, code_of_file(state.source.archive or b"", ".keras", known))
-        return replace(state, source=replace(state.source, safe_mode=True))
+        known = KnownCode(given=spec.custom_objects)
+        require_trust(title, code_of_file(state.spec.archive or b"", ".keras", known))
+        return replace(state, spec=replace(state.spec, safe_mode=True))
 
 
 class TrainingStream:
@@ -236,9 +236,9 @@ class StreamTrainer:
         self._estimator = estimator
         self._folder = folder
         self._min_rows = min_rows_per_worker
-        source: ModelSpec = estimator.getOrDefault("model").source
-        self._state = folder.latest(source)
-        self._first_source = source
+        spec: ModelSpec = estimator.getOrDefault("model").source
+        self._state = folder.latest(spec)
+        self._first_source = spec
         self._model = None if self._state is None else self._as_model(self._state)
         self._stopping = threading.Event()
         self.failure: Exception | None = None
@@ -292,27 +292,27 @@ class StreamTrainer:
         return batch == expected
 
     def _trained(self, frame: DataFrame, batch: int, stream_id: str) -> StreamState:
-        source, history = self._first_source, self.history
+        spec, history = self._first_source, self.history
         if self._state is not None:
-            source = self._state.source
+            spec = self._state.spec
         frame = frame.persist()
         try:
             with described(frame.sparkSession, "elephant fit: rows of the micro-batch"):
                 rows = frame.count()
             if rows:
-                fitted = self._estimator_for(source, batch, rows).fit(frame)
-                source = fitted.source
+                fitted = self._estimator_for(spec, batch, rows).fit(frame)
+                spec = fitted.source
                 history = joined(history, fitted.history)
         finally:
             frame.unpersist()
-        return StreamState(stream_id=stream_id, batch=batch, source=source, history=history)
+        return StreamState(stream_id=stream_id, batch=batch, spec=spec, history=history)
 
-    def _estimator_for(self, source: ModelSpec, batch: int, rows: int) -> Estimator:
+    def _estimator_for(self, spec: ModelSpec, batch: int, rows: int) -> Estimator:
         estimator = self._estimator.copy()
         workers = estimator.getOrDefault("numWorkers")
         set_params(
             estimator,
-            model=source,
+            model=spec,
             numWorkers=max(min(workers, rows // self._min_rows), 1),
             # Every micro-batch draws its own order, and its own validation rows.
             seed=(estimator.getOrDefault("seed") + batch) % 2**63,
@@ -329,7 +329,7 @@ class StreamTrainer:
         self._model = self._as_model(state)
 
     def _as_model(self, state: StreamState) -> KerasModel:
-        model = KerasModel(state.source, history=state.history)
+        model = KerasModel(state.spec, history=state.history)
         reset_uid(model, self._estimator.uid)
         fitted: KerasModel = copy_params(self._estimator, model)
         return fitted

@@ -215,7 +215,7 @@ def what_a_pickle_names(content: bytes) -> str:
                 found.append(argument.replace(" ", "."))
     except ValueError:
         found.append("what cannot be read")
-    # Of cloudpickle itself is what makes classes and functions that are pickled whole.
+    # cloudpickle's own names make classes and functions that are pickled whole.
     told = [name for name in dict.fromkeys(found) if not name.startswith(("cloudpickle.", "pyspark.cloudpickle."))]
     names = f" that names {', '.join(told[:_MAX_NAMES])}{' and more' if told[_MAX_NAMES:] else ''}" if told else ""
     return f"a pickle{names}"
