@@ -269,6 +269,11 @@ sent = to_message(MemoryPeak(rank=1, peak_bytes=7))
 record = FitRecord()
 record.add(from_message(sent))
 assert record.peaks == {1: 7}
+from elephant.monitor.event_log import EventLog
+from elephant.monitor.events import unpacked
+log = EventLog()
+log.show(from_message(sent))
+assert unpacked(log.to_bytes()) == [MemoryPeak(rank=1, peak_bytes=7)]
 """,
     ),
 }  # fmt: skip
