@@ -5,6 +5,7 @@
 
 import ast
 import collections
+import functools
 import re
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _WITHOUT_VALUES = {"Callable", "type", "Literal"}
 
 
+@functools.cache
 def words_of(name):
     """Returns the words of a name in the singular: `RankReports` and `rank_reports` have rank and report.
 
@@ -26,7 +28,7 @@ def words_of(name):
     (['io', 'slice'], ['copy'])
     """
     parts = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower().split("_")
-    return {singular(part) for part in parts if part}
+    return frozenset(singular(part) for part in parts if part)
 
 
 def singular(word):
@@ -92,9 +94,8 @@ def _names_of_others(tree):
             found |= {alias.asname or alias.name for alias in node.names}
         elif isinstance(node, ast.Import):
             found |= {alias.asname or alias.name.partition(".")[0] for alias in node.names} - {"elephant"}
-        elif isinstance(node, ast.Assign) and node in tree.body:
-            found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
-    return found
+    own = [target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets]
+    return found | {target.id for target in own if isinstance(target, ast.Name)}
 
 
 def _annotated(tree):
