@@ -59,7 +59,7 @@ def own_states(layer: keras.layers.Layer) -> list[Any]:
     return states
 
 
-def layers_of_torch(layer: keras.layers.Layer) -> Mapping[str, Any]:
+def modules_apart(layer: keras.layers.Layer) -> Mapping[str, Any]:
     """Returns the modules that PyTorch keeps apart from a layer's attributes, by name; of other backends none.
 
     Seen in Keras 3.15.1 with PyTorch 2.15.0 as `Module._modules`; the public `named_children` leaves out second names.

@@ -154,7 +154,7 @@ def unowned_parent() -> Params:
 
 
 def set_params(instance: Params, **values: Any) -> None:
-    """Sets params by name, each checked and converted; None leaves one as it is.
+    """Sets params by name, each checked and converted, but for None.
 
     Seen in PySpark 4.3.0 as `Params._set`; the public `set` takes one, by its object.
     """

@@ -182,14 +182,11 @@ def fitted_model(settings: Mapping[str, Any]) -> KerasModel:
         ConfigurationError: There is no such model or code.
     """
     import elephant
+    from elephant.spark.params import set_given
 
     given = _trainable(settings)
     model = given if isinstance(given, elephant.KerasModel) else _wrapped(given, settings)
-    params = params_of(settings)
-    for name in (name for name, value in params.items() if value is None):
-        model.clear(model.getParam(name))
-    set_params(model, **{name: value for name, value in params.items() if value is not None})
-    return model
+    return set_given(model, params_of(settings))
 
 
 def params_of(settings: Mapping[str, Any]) -> dict[str, Any]:

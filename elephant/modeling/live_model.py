@@ -17,7 +17,7 @@ from elephant.backends.keras_private import (
     compile_settings,
     flat_layers,
     is_autocast,
-    layers_of_torch,
+    modules_apart,
 )
 from elephant.errors import ConfigurationError
 from elephant.modeling.keras_saving import (
@@ -208,7 +208,7 @@ def _layer_apart(layer: keras.layers.Layer, done: dict[int, Any]) -> None:
 
 def _parts_of(layer: keras.layers.Layer, done: dict[int, Any]) -> _LayerParts:
     # PyTorch keeps layers that are attributes apart from the others.
-    inner = {name: part for name, part in layers_of_torch(layer).items() if isinstance(part, keras.layers.Layer)}
+    inner = {name: part for name, part in modules_apart(layer).items() if isinstance(part, keras.layers.Layer)}
     values = {**vars(layer), **inner}
     options = {"name": layer.name, "dtype": layer.dtype_policy, "activity_regularizer": layer.activity_regularizer}
     own = {name: value for name, value in values.items() if not name.startswith(TRACKING_PREFIX)}

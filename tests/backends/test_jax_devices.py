@@ -34,6 +34,8 @@ pytestmark = [
 ]
 
 GPU_CHECK = str(Path(__file__).parents[2] / "benchmarks" / "gpu_check.py")
+lost = pytest.mark.slow("three new processes; test_backends.py kills a rank of JAX's that has no such devices")
+
 SIZES = (23, 0, 14)
 PATIENCE_S = 8.0
 DEADLINE_S = 4.0
@@ -110,14 +112,14 @@ def test_averages_when_dtypes_are_mixed_then_16_bits_are_summed_in_32_and_a_rank
     assert set(map(tuple, agreements)) == {(False, False, True)}
 
 
-@pytest.mark.slow("three new processes; test_fit_when_a_rank_is_killed holds the rule")
+@pytest.mark.slow("two new processes; test_averages_when_dtypes_are_mixed has the sums")
 def test_check_of_gpus_when_devices_reduce_then_has_the_sums_of_the_host(pool):
     on_devices_and_host = runpy.run_path(GPU_CHECK)["on_devices_and_host"]
     for apart, *times in pool.run(on_devices_and_host, [(40, 2)] * 2):
         assert apart <= 1e-6 and min(times) > 0
 
 
-@pytest.mark.slow("five new processes")
+@pytest.mark.slow("four new processes")
 def test_devices_when_they_cannot_be_joined_or_the_step_is_the_user_s_own_then_the_fit_says_so(pool):
     class OwnStep(keras.Model):
         def train_step(self, *args, **options):
@@ -168,7 +170,7 @@ def outcomes_of(pool, *callbacks, **limits):
     return failed.value.outcomes
 
 
-@pytest.mark.slow("three new processes; test_backends.py kills a rank of JAX's that has no such devices")
+@lost
 def test_fit_when_a_rank_is_killed_then_the_others_name_it_in_seconds(pool, tmp_path):
     outcomes = outcomes_of(pool, Signals(str(tmp_path), signal.SIGKILL))
     assert time.monotonic() - float((tmp_path / "sent").read_text()) < PATIENCE_S
@@ -177,7 +179,7 @@ def test_fit_when_a_rank_is_killed_then_the_others_name_it_in_seconds(pool, tmp_
         assert f"rank {VICTIM}" in text and "exchange of gradients" in text and "its process died" in text
 
 
-@pytest.mark.slow("three new processes; test_fit_when_a_rank_is_killed holds the rule")
+@lost
 def test_fit_when_the_rank_with_jax_service_is_killed_then_the_others_end_in_seconds(pool, tmp_path):
     outcomes = outcomes_of(pool, EndsFirstRank(str(tmp_path / "sent")))
     assert time.monotonic() - float((tmp_path / "sent").read_text()) < PATIENCE_S
@@ -186,7 +188,7 @@ def test_fit_when_the_rank_with_jax_service_is_killed_then_the_others_end_in_sec
         assert kind == "EOFError" or (kind == "PeerLostError" and "rank 0" in text), text
 
 
-@pytest.mark.slow("three new processes; test_fit_when_a_rank_is_killed holds the rule")
+@lost
 def test_fit_when_a_rank_freezes_then_the_others_name_it_at_their_deadline(pool, tmp_path):
     outcomes = outcomes_of(pool, Signals(str(tmp_path), signal.SIGSTOP), collective_s=DEADLINE_S)
     assert time.monotonic() - float((tmp_path / "sent").read_text()) < DEADLINE_S + PATIENCE_S
@@ -196,7 +198,7 @@ def test_fit_when_a_rank_freezes_then_the_others_name_it_at_their_deadline(pool,
         assert f"within {DEADLINE_S:g} s" in text and f"Ranks that did not arrive: {VICTIM}." in text
 
 
-@pytest.mark.slow("three new processes; test_fit_when_a_rank_is_killed holds the rule")
+@lost
 def test_fit_when_a_rank_raises_then_says_why_and_the_others_name_it(pool):
     outcomes = outcomes_of(pool, Fails())
     assert outcomes[VICTIM][:2] == ("ZeroDivisionError", "before the third step")
@@ -204,7 +206,7 @@ def test_fit_when_a_rank_raises_then_says_why_and_the_others_name_it(pool):
         assert kind == "PeerLostError" and f"rank {VICTIM}" in text.lower()
 
 
-@pytest.mark.slow("three new processes; test_fit_when_a_rank_is_killed holds the rule")
+@lost
 def test_devices_when_a_rank_is_killed_while_they_are_joined_then_the_others_name_it_in_seconds(pool, tmp_path):
     sent = tmp_path / "sent"
 

@@ -67,11 +67,11 @@ def own_states(made):
 
 
 @check
-def layers_of_torch(made):
+def modules_apart(made):
     layer = keras.layers.Layer()
     layer.inner = keras.layers.Dense(1)
     expected = {"inner": layer.inner} if keras.config.backend() == "torch" else {}
-    found = private.layers_of_torch(layer)
+    found = private.modules_apart(layer)
     assert {name: part for name, part in found.items() if isinstance(part, keras.layers.Layer)} == expected
 
 
@@ -461,6 +461,11 @@ def test_entry_when_keras_is_the_installed_version_then_its_private_name_is_as_e
 @pytest.mark.parametrize("name", private.BUILD_ATTRIBUTES)
 def test_build_attributes_when_a_layer_is_called_then_are_there(name, made):
     assert name in vars(made.dense)
+
+
+@pytest.mark.skipif(keras.config.backend() != "tensorflow", reason="of TensorFlow alone")
+def test_tracking_prefix_when_a_layer_has_variables_then_begins_some_of_its_attributes(made):
+    assert any(name.startswith(private.TRACKING_PREFIX) for name in vars(made.dense))
 
 
 def test_classes_of_backends_when_an_optimizer_is_made_then_is_in_a_module_of_that_prefix():

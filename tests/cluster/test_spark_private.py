@@ -6,6 +6,7 @@ one is looked up in the code that sets it. The tests of `tests/spark` use all en
 
 import importlib
 import inspect
+import json
 import re
 import subprocess
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from types import SimpleNamespace
 import pyspark
 import pytest
 from pyspark import RDD, SparkContext
-from pyspark.ml.param import Param, Params
+from pyspark.ml.param import Param, Params, TypeConverters
 from pyspark.ml.util import MLWriter
 from pyspark.sql import types
 
@@ -35,7 +36,7 @@ def sets(kind, name):
 
 
 class Stage(Params):
-    size = Param(Params._dummy(), "size", "", typeConverter=int)
+    size = Param(Params._dummy(), "size", "", typeConverter=TypeConverters.toInt)
 
 
 @check
@@ -124,8 +125,8 @@ def parsed_type():
 
 @check
 def parts_of_rdd():
-    rdd = RDD("java", SimpleNamespace(serializer=None), "serializer")
-    assert private.parts_of_rdd(rdd) == ("java", rdd.ctx, "serializer")
+    java, context = SimpleNamespace(id=lambda: 1), SimpleNamespace()
+    assert private.parts_of_rdd(RDD(java, context, "deserializer")) == (java, context, "deserializer")
 
 
 @check
@@ -137,7 +138,6 @@ def unowned_parent():
 def set_params():
     stage = Stage()
     private.set_params(stage, size=3.0)
-    private.set_params(stage, size=None)
     assert stage.getOrDefault("size") == 3
     with pytest.raises(TypeError, match="size"):
         private.set_params(stage, size="many")
@@ -174,8 +174,8 @@ def metadata_text():
     assert list(inspect.signature(DefaultParamsWriter._get_metadata_to_save).parameters) == [
         "instance", "sc", "extraMetadata", "paramMap",
     ]  # fmt: skip
-    context = SimpleNamespace(version="4.3.0")
-    assert '"size": 2' in private.metadata_text(Stage(), context, {"more": 1}, {"size": 2})
+    saved = json.loads(private.metadata_text(Stage(), SimpleNamespace(version="4.3.0"), {"more": 1}, {"size": 2}))
+    assert (saved["paramMap"], saved["more"], saved["sparkVersion"]) == ({"size": 2}, 1, "4.3.0")
 
 
 @check

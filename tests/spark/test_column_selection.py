@@ -194,7 +194,7 @@ def test_labels_when_prepared_then_have_the_type_that_losses_take(table, label, 
 
 def test_labels_when_an_output_has_several_columns_then_they_make_one_vector(table):
     labels = {"kind": ["a.b", "b", "c"], "age": "i"}
-    schema, arrays = prepared(table, "floats", labels=labels, model=two_outputs())
+    schema, arrays = prepared(table, "floats", label=labels, model=two_outputs())
     by_column = {field.columns: arrays[field.role] for field in schema.labels}
     assert set(by_column) == {("i",), ("a.b", "b", "c")}
     np.testing.assert_allclose(by_column["i",], [0, 1])
@@ -361,7 +361,7 @@ def test_vectors_when_the_first_row_is_sparse_then_stay_sparse_for_a_dense_input
     rows = rows_of_frame(frame, facts, choice, preprocessed=False)
     source, schema = rows.source, rows.schema
     assert [field.kind for field in schema.inputs] == ["sparse", "sparse", "dense"]
-    _, values = inputs_read(frame, facts, choice.inputs, sparse=["new", "old"])
+    _, values = inputs_read(frame, facts, choice.features, sparse=["new", "old"])
     new, old, dense = values.values()
     assert (new.buffers[0].tolist(), new.buffers[1].tolist()) == ([1, 0, 1, 2, 3], [2.0, 1.0, 2.0, 3.0, 4.0])
     assert (old.offsets.tolist(), old.buffers[1].tolist()) == ([0, 1, 5], [1.0, 0.0, 0.0, 0.0, 5.0])
