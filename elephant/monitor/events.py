@@ -415,9 +415,9 @@ def from_message(message: Message, *, recorded: bool = False) -> Event:
     kind = known.get(str(message.kind))
     if kind is None:
         raise ProtocolError(f"expected one of the events {', '.join(known)}. Received: {message.kind!r}.")
-    values, (annotations, optional) = message.fields, _form(kind.__name__)
+    values, (annotations, optional, has_arrays) = message.fields, _form(kind.__name__)
     require(values, annotations, kind.__name__, optional=optional)
-    if "arrays" not in {part.name for part in fields(kind)}:
+    if not has_arrays:
         return kind(**values)
     event = kind(**{**values, "arrays": message.arrays})
     expected = event.num_arrays
@@ -427,12 +427,13 @@ def from_message(message: Message, *, recorded: bool = False) -> Event:
 
 
 @functools.cache
-def _form(name: str) -> tuple[dict[str, Any], frozenset[str]]:
-    """Returns the annotations of the fields of an event of that name, and the names of those that have a default."""
+def _form(name: str) -> tuple[dict[str, Any], frozenset[str], bool]:
+    """Returns annotations of fields by name, the names of those that have a default, and whether there are arrays."""
     kind = _kinds()[name]
-    annotations, parts = get_type_hints(kind), [part for part in fields(kind) if part.name != "arrays"]
-    optional = {part.name for part in parts if (part.default, part.default_factory) != (MISSING, MISSING)} - {"rank"}
-    return {part.name: annotations[part.name] for part in parts}, frozenset(optional)
+    annotations, parts = get_type_hints(kind), {part.name: part for part in fields(kind)}
+    has_arrays = parts.pop("arrays", None) is not None
+    defaults = {own for own, part in parts.items() if (part.default, part.default_factory) != (MISSING, MISSING)}
+    return {own: annotations[own] for own in parts}, frozenset(defaults - {"rank"}), has_arrays
 
 
 def _fields(event: Event) -> dict[str, Any]:
