@@ -27,6 +27,8 @@ def forked_ranks(folder):
         mock.patch.dict(os.environ, SPARK_LOCAL_DIRS=str(folder)),
         # A server forks for what its executor has started, such as this process.
         mock.patch.object(warm_processes, "executor_above", lambda process: (os.getppid(), "0")),
+        # Pytest puts the name of the test into the environment, and each environment has a server of its own.
+        mock.patch.object(warm_processes, "_OF_TASK", (*warm_processes._OF_TASK, "PYTEST_")),
         mock.patch.object(testing, "TaskSpec", spec),
     ):
         yield
