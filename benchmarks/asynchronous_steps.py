@@ -137,7 +137,7 @@ def serve_worker(
 ) -> None:
     """The work of one worker, as its training process does it; a turn is an epoch."""
     from elephant.config import AsynchronousOptions, FitConfig, Timeouts
-    from elephant.rank.asynchronous.asynchronous_fit import train_worker
+    from elephant.rank.asynchronous.worker_fit import train_worker
     from elephant.rank.job import TrainingJob
     from elephant.rank.rank_info import RankInfo
 

@@ -2,6 +2,7 @@
 
 import ast
 import graphlib
+import importlib
 import re
 import subprocess
 import sys
@@ -64,6 +65,17 @@ FORBIDDEN = {
     ),
     **dict.fromkeys(("cli", "cluster"), KERAS),
 }
+
+
+# Names in the code of saved models, and those that users import from elsewhere than the root package.
+KEPT = (
+    "elephant.training.images.decode_images",
+    "elephant.training.warmup.LearningRateWarmup",
+    "elephant.modeling.live_model.TakenModel",
+    "elephant.cluster.local.local_session",
+    "elephant.config.Timeouts",
+    "elephant.spark.conversions.to_simple_rdd",
+)
 
 
 def modules():
@@ -280,6 +292,12 @@ def test_import_when_a_package_is_missing_then_says_which_extra_brings_it(missin
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.startswith(f"elephant.{name}: expected {missing} to be installed. Received: No module named ")
     assert f"pip install {remedy}" in done.stdout and done.stdout.endswith(" True\n")
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_modules_when_saved_models_or_users_name_them_then_are_where_they_were(name):
+    module, _, attribute = name.rpartition(".")
+    assert hasattr(importlib.import_module(module), attribute)
 
 
 def test_public_names_when_listed_then_are_exactly_these():

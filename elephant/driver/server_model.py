@@ -25,7 +25,7 @@ from elephant.modeling.variables import (
     write_variables,
     write_weights,
 )
-from elephant.rank.asynchronous.asynchronous_fit import check_model
+from elephant.rank.asynchronous.worker_fit import check_model
 from elephant.rank.job import TrainingJob, prepared_model
 
 

@@ -168,7 +168,7 @@ class AsynchronousProgram(Program):
     def prepare(self) -> None:
         """Imports Keras."""
         with quick_imports():
-            import elephant.rank.asynchronous.asynchronous_fit  # noqa: F401  (imports Keras)
+            import elephant.rank.asynchronous.worker_fit  # noqa: F401  (imports Keras)
 
     def load(self, block: bytes) -> tuple[TrainingJob, TracedStep | None]:
         """Returns the job, and what can be made of it before there are servers."""
@@ -179,7 +179,7 @@ class AsynchronousProgram(Program):
     ) -> bytes:
         """Connects to the driver and the parameter servers, and trains."""
         from elephant.parameter_server.client import ParameterServerClient
-        from elephant.rank.asynchronous.asynchronous_fit import train_worker
+        from elephant.rank.asynchronous.worker_fit import train_worker
         from elephant.rank.job import epoch_plan
 
         fit, traced_step = job

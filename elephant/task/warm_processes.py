@@ -64,7 +64,7 @@ _PRELOADED = (
     "elephant.rank.__main__",
     "elephant.rank.synchronous",
     "elephant.rank.traced_step",
-    "elephant.rank.asynchronous.asynchronous_fit",
+    "elephant.rank.asynchronous.worker_fit",
     "elephant.rank.predictor",
     "elephant.task.predict_task",
     "elephant.spark.evaluate",

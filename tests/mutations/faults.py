@@ -1020,7 +1020,7 @@ FAULTS = (
     ),
     Fault(
         name="resume-of-a-worker-repeats-a-step",
-        file="elephant/rank/asynchronous/asynchronous_fit.py",
+        file="elephant/rank/asynchronous/worker_fit.py",
         old="return max(applied - 1 if repeats else applied, self._begin)",
         new="return max(applied - 1, self._begin)",
         breaks="A worker that is run again trains on its last batch twice.",

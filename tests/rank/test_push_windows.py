@@ -11,7 +11,7 @@ from tiers import in_tiers
 
 from elephant.config import AsynchronousOptions, ConfigurationError, FitConfig
 from elephant.errors import UnsupportedError
-from elephant.rank.asynchronous.asynchronous_fit import check_model
+from elephant.rank.asynchronous.worker_fit import check_model
 
 SIZES, BATCH, EPOCHS = (14, 9), 2, 2
 

@@ -95,7 +95,7 @@ def test_predict_udf_when_inputs_and_outputs_are_several_then_takes_them_in_orde
     rows = scored.orderBy("id").collect()
     np.testing.assert_allclose([row.price for row in rows], expected["price"][:, 0], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose([row.box for row in rows], expected["box"], rtol=1e-5, atol=1e-6)
-    fitted.setInputCols({"one": "left", "two": "right"}).setInferenceBatchSize(5)
+    fitted.setFeaturesCol({"one": "left", "two": "right"}).setInferenceBatchSize(5)
     predicted = fitted.transform(frame).orderBy("id")
     of_kind = {"rawPrediction_kind", "probability_kind", "prediction_kind"}
     assert set(predicted.columns[3:]) == {*of_kind, "prediction_price", "prediction_box"}
@@ -122,8 +122,8 @@ def test_evaluate_when_rows_are_on_executors_then_equals_one_process(spark):
         labels["box"].tolist(),
         schema="id int, left array<float>, right float, kind int, price float, box array<float>",
     )
-    fitted = KerasModel(model_source(model)).setInputCols({"one": "left", "two": "right"})
-    fitted.setLabelCols({"kind": "kind", "price": "price", "box": "box"})
+    fitted = KerasModel(model_source(model)).setFeaturesCol({"one": "left", "two": "right"})
+    fitted.setLabelCol({"kind": "kind", "price": "price", "box": "box"})
     expected = model.evaluate(
         {"one": x[:, :3], "two": x[:, 3:]}, labels, batch_size=len(x), verbose=0, return_dict=True
     )
@@ -251,7 +251,7 @@ def test_predict_udf_when_a_model_has_preprocessing_then_its_columns_are_the_arg
             [batch["vector"] * 2, batch["more"]["a"][:, None], batch["text"][:, None] == "x"], 1
         )
     )
-    fitted.setInputCols(["vector", "more", "text"])
+    fitted.setFeaturesCol(["vector", "more", "text"])
     vector = {"type": 1, "size": None, "indices": None}
     vectors = pa.array([{**vector, "values": row} for row in x[:, :2].tolist()], pa.struct(list(VECTOR_TYPE)))
     more = pa.array([{"a": number} for number in x[:, 2].tolist()])
@@ -267,7 +267,7 @@ def test_predict_udf_when_a_model_has_preprocessing_then_its_columns_are_the_arg
 
 def test_predictions_when_collected_then_are_keras_own_in_the_order_of_the_rows(spark, tmp_path):
     model, x = forked(), values()
-    fitted = KerasModel(model_source(model)).setInputCols({"one": "left", "two": "right"}).setInferenceBatchSize(5)
+    fitted = KerasModel(model_source(model)).setFeaturesCol({"one": "left", "two": "right"}).setInferenceBatchSize(5)
     frame = frame_of(spark, x[:, :3].tolist(), x[:, 3].tolist(), schema="id int, left array<float>, right float")
     shuffled = frame.orderBy(F.rand(3)).cache()
     places = [row.id for row in shuffled.collect()]
