@@ -315,5 +315,5 @@ def check_transport(transport: str) -> None:
     if transport == "nccl" and backend.name not in able:
         raise UnsupportedError(
             f"gpuTransport: expected 'auto' or 'host' with the Keras backend {backend.name!r}, whose gradients go "
-            "through the host. Received: 'nccl'. Pass 'host', or set KERAS_BACKEND to {' or '.join(able)}."
+            f"through the host. Received: 'nccl'. Pass 'host', or set KERAS_BACKEND to {' or '.join(able)}."
         )

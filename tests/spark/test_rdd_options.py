@@ -141,7 +141,7 @@ def test_fit_when_options_model_and_callbacks_do_not_go_together_then_says_so():
         check_fit(trained._config(epochs=1, batch_size=1, num_workers=1), facts, [])
     if not current().has_nccl:
         on_devices = SparkModel(model_of(), gpu_transport="nccl")
-        with pytest.raises(UnsupportedError, match="gpuTransport: expected 'auto' or 'host' with the Keras backend"):
+        with pytest.raises(UnsupportedError, match="gpuTransport: expected 'auto' or 'host'.* to jax or torch"):
             check_fit(on_devices._config(epochs=1, batch_size=1, num_workers=1), facts, [])
     plain = SparkModel(model_of(), mode="asynchronous")
     with pytest.raises(UnsupportedError, match="LearningRateWarmup"):
