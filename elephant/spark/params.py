@@ -185,7 +185,8 @@ class ModelParams(HasFeaturesCol, HasLabelCol, HasPredictionCol, HasProbabilityC
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}.{remedy_for(param)}")
 
     def __init__(self) -> None:
-        super().__init__()
+        # Not those of Spark's classes, which only set defaults of theirs: of `HasSeed`, a hash that may be below zero.
+        Params.__init__(self)
         own = [option for option in OPTIONS if self.hasParam(option.param)]
         self._setDefault(**{option.param: option.default for option in own if option.default is not None})
 

@@ -24,6 +24,7 @@ from pyspark.ml.util import DefaultParamsReader
 from elephant import KerasEstimator, KerasModel
 from elephant.errors import ConfigurationError
 from elephant.modeling.model_spec import model_source
+from elephant.spark.params import TrainingParams
 
 pytestmark = pytest.mark.usefixtures("spark")
 WIDTH = 3
@@ -471,3 +472,8 @@ def test_one_vs_rest_when_it_has_a_weight_column_then_each_classifier_gets_it(
     assert loaded.getWeightCol() == "weight" and [row.prediction for row in loaded.transform(frame).collect()] == [
         row.prediction for row in rows
     ]
+
+
+def test_defaults_when_spark_s_own_classes_draw_them_from_a_class_s_name_then_are_those_of_the_table():
+    seeds = {type(name, (TrainingParams,), {})().getOrDefault("seed") for name in "abcdefghijklmnopqrst"}
+    assert seeds == {0}
