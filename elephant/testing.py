@@ -144,7 +144,7 @@ def fit_local(
     """
     from elephant.driver.driver_turns import SynchronousEpochs
     from elephant.modeling.model_spec import model_source
-    from elephant.rank.callback_rules import check_callbacks
+    from elephant.rank.callbacks.callback_rules import check_callbacks
     from elephant.rank.job import TrainingJob, limited
 
     refuse_unknown("fit_local", options, [*_OPTIONS, *_ARGUMENTS])

@@ -241,14 +241,14 @@ with tempfile.TemporaryDirectory() as folder:
     "callback": Addition(
         (
             Edit(
-                "elephant/rank/callback_rules.py",
+                "elephant/rank/callbacks/callback_rules.py",
                 '    CallbackRule("sacred", Duty.LOGS, "logs to the run that the user has opened on the driver"),\n',
                 "_ROWS = (\n",
             ),
         ),
         """
 import keras
-from elephant.rank.callback_rules import Place, place_of
+from elephant.rank.callbacks.callback_rules import Place, place_of
 batches = {"__module__": "sacred.keras", "on_train_batch_end": lambda self, batch, logs=None: None}
 assert place_of(type("Observer", (keras.callbacks.Callback,), batches)()) is Place.DRIVER
 assert place_of(type("Own", (keras.callbacks.Callback,), {**batches, "__module__": "mine"})()) is Place.ALL_RANKS

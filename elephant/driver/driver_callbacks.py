@@ -23,12 +23,12 @@ from elephant.modeling.variables import (
     on_cpu,
 )
 from elephant.monitor.events import EpochEnded, EpochPart
-from elephant.rank.callback_rules import EPOCH_EVENTS, check_callbacks, reads_weights
+from elephant.rank.callbacks.callback_rules import EPOCH_EVENTS, check_callbacks, reads_weights
+from elephant.rank.callbacks.remote_files import RemoteFiles
 from elephant.rank.checkpoints import continue_files, restore_states, states_of
 from elephant.rank.input.tensors import blank_batch
 from elephant.rank.job import TrainingJob, as_numbers
 from elephant.rank.metrics.metric_sums import updated_results
-from elephant.rank.remote_files import RemoteFiles
 from elephant.storage.folder import Folder, folder_at
 from elephant.training.warmup import LearningRateWarmup
 

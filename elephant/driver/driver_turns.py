@@ -1,7 +1,7 @@
 """Turns of callbacks on the driver in a synchronous fit: which run there, and what they ask for.
 
-The table of `elephant.rank.callback_rules` says which. Rank 0 waits for them at the end of each
-epoch (`elephant.rank.rank_callbacks.DriverTurn`).
+The table of `elephant.rank.callbacks.callback_rules` says which. Rank 0 waits for them at the end of each
+epoch (`elephant.rank.callbacks.rank_callbacks.DriverTurn`).
 """
 
 from __future__ import annotations
@@ -33,10 +33,17 @@ from elephant.modeling.variables import (
 )
 from elephant.monitor.events import CallbacksDone, CallbacksDue, EpochEnded
 from elephant.net.buffers import portable
-from elephant.rank.callback_rules import EPOCH_EVENTS, Place, is_of_tool, places_of, reads_weights, require_late
+from elephant.rank.callbacks.callback_rules import (
+    EPOCH_EVENTS,
+    Place,
+    is_of_tool,
+    places_of,
+    reads_weights,
+    require_late,
+)
+from elephant.rank.callbacks.shared_state import SharedState, assign, contents_of, names_of
 from elephant.rank.checkpoints import states_of
 from elephant.rank.job import NUMBERS, WEIGHTS, TrainingJob, as_numbers, prepared_model
-from elephant.rank.shared_state import SharedState, assign, contents_of, names_of
 
 # Callbacks that a fit of this process has at the moment, by their ids.
 _in_use: set[int] = set()

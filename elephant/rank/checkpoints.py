@@ -36,8 +36,8 @@ from elephant.modeling.variables import (
     shared_generator,
     write_variables,
 )
+from elephant.rank.callbacks.shared_state import assign, read
 from elephant.rank.job import TrainingJob, as_numbers
-from elephant.rank.shared_state import assign, read
 from elephant.training.warmup import LearningRateWarmup
 
 logger = logging.getLogger(__name__)

@@ -76,7 +76,7 @@ class TrainingJob:
         driver_reads: `NUMBERS` or `WEIGHTS`, which rank 0 tells callbacks on the driver at the ends of epochs, and
             waits for them; None where there are none.
         outside: Variables outside of the model that callbacks on the workers share with it; see
-            `elephant.rank.shared_state`. Their values come back behind the model's variables.
+            `elephant.rank.callbacks.shared_state`. Their values come back behind the model's variables.
         most_steps: Steps of an epoch at most: the limit that Keras has on the driver; None where it has none.
         traced: Whether ranks tell when each of their steps began, and what its seconds went into.
         folder_of: Opens the folders of URLs that callbacks of this process write to.

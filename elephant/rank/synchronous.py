@@ -34,13 +34,8 @@ from elephant.modeling.variables import (
     read_variables,
     state_variables,
 )
-from elephant.rank.callback_rules import callbacks_of_rank, may_stop_in_batches
-from elephant.rank.checkpoints import CheckpointCallback, restore
-from elephant.rank.input.feed import BatchFeed
-from elephant.rank.input.preprocessed_shard import prepared_rows
-from elephant.rank.job import Reporter, TrainingJob, mixed_policy, prepared_model, reseed, set_up_process
-from elephant.rank.metrics.batch_means import count_rows
-from elephant.rank.rank_callbacks import (
+from elephant.rank.callbacks.callback_rules import callbacks_of_rank, may_stop_in_batches
+from elephant.rank.callbacks.rank_callbacks import (
     CallbackOrder,
     CollectiveStop,
     DriverTurn,
@@ -52,9 +47,14 @@ from elephant.rank.rank_callbacks import (
     require_averaged_weights,
     share_variables,
 )
+from elephant.rank.callbacks.remote_files import RemoteFiles
+from elephant.rank.callbacks.shared_state import OutsideVariables, outside_here, read
+from elephant.rank.checkpoints import CheckpointCallback, restore
+from elephant.rank.input.feed import BatchFeed
+from elephant.rank.input.preprocessed_shard import prepared_rows
+from elephant.rank.job import Reporter, TrainingJob, mixed_policy, prepared_model, reseed, set_up_process
+from elephant.rank.metrics.batch_means import count_rows
 from elephant.rank.rank_progress import RankWeight, StepCounter, StepRuns, StepTimes
-from elephant.rank.remote_files import RemoteFiles
-from elephant.rank.shared_state import OutsideVariables, outside_here, read
 from elephant.rank.traced_step import TracedStep, average_gradients, leave_loops, steps_in_runs
 from elephant.rank.trials import rehearsal
 from elephant.rank.trials.coupling import KINDS, RankLosses

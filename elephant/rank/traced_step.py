@@ -25,7 +25,7 @@ from elephant.errors import TrainingError
 from elephant.modeling.model_info import has_own_step
 from elephant.modeling.push_hook import PushHook, attach_exchange
 from elephant.modeling.variables import build_metrics, optimizers_of
-from elephant.rank.callback_rules import STEP_EVENTS, listens
+from elephant.rank.callbacks.callback_rules import STEP_EVENTS, listens
 from elephant.rank.input.tensors import Tensors
 from elephant.rank.job import TrainingJob, prepared_model
 from elephant.rank.metrics.batch_means import count_shares

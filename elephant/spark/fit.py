@@ -49,11 +49,11 @@ from elephant.errors import (
 from elephant.modeling.model_spec import ModelSpec
 from elephant.monitor.progress import Progress
 from elephant.rank.asynchronous.async_callbacks import worker_copies
-from elephant.rank.callback_rules import packages_of
+from elephant.rank.callbacks.callback_rules import packages_of
+from elephant.rank.callbacks.remote_files import require_absolute_paths
+from elephant.rank.callbacks.shared_state import SharedState
 from elephant.rank.input.preprocessing import model_rows
 from elephant.rank.job import TrainingJob
-from elephant.rank.remote_files import require_absolute_paths
-from elephant.rank.shared_state import SharedState
 from elephant.spark.hadoop_files import checkpoint_folder
 from elephant.storage.folder import DAMAGES
 from elephant.task.model_batches import pickled

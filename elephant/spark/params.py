@@ -46,7 +46,7 @@ from elephant.options import (
     remedy_for,
 )
 from elephant.parameter_server.protocol import check_encoding
-from elephant.rank.callback_rules import check_callbacks
+from elephant.rank.callbacks.callback_rules import check_callbacks
 from elephant.rank.job import BatchFunctions, limited
 from elephant.spark.columns.column_selection import ColumnSelection
 

@@ -14,7 +14,7 @@ from elephant.driver.driver_turns import SynchronousEpochs
 from elephant.errors import UnsupportedError
 from elephant.modeling.variables import read_variables
 from elephant.monitor.events import CallbacksDue, EpochEnded
-from elephant.rank.callback_rules import Place, place_of
+from elephant.rank.callbacks.callback_rules import Place, place_of
 from elephant.rank.job import NUMBERS, WEIGHTS
 from elephant.testing import fit_local
 

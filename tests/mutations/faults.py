@@ -188,7 +188,7 @@ FAULTS = (
     ),
     Fault(
         name="statistics-weighted-by-last-step",
-        file="elephant/rank/rank_callbacks.py",
+        file="elephant/rank/callbacks/rank_callbacks.py",
         old="average_moving_statistics(self.model, self._communicator, self._weight.since(0))",
         new="average_moving_statistics(self.model, self._communicator, self._weight())",
         breaks="Moving statistics are averaged by the rows of the last step, in which some ranks idle.",
@@ -207,7 +207,7 @@ FAULTS = (
     # Validation
     Fault(
         name="validation-keeps-training-metrics",
-        file="elephant/rank/rank_callbacks.py",
+        file="elephant/rank/callbacks/rank_callbacks.py",
         old="            self._callbacks.on_test_begin()\n            self.model.reset_metrics()\n",
         new="            self._callbacks.on_test_begin()\n",
         breaks="A rank without validation rows adds its training metrics to val_loss.",
@@ -471,7 +471,7 @@ FAULTS = (
     # Ranks that idle, batch normalization, buckets
     Fault(
         name="stand-in-rows-in-metrics",
-        file="elephant/rank/rank_callbacks.py",
+        file="elephant/rank/callbacks/rank_callbacks.py",
         old="variables = [*metric_variables(self.model), *moving_statistics(self.model)]",
         new="variables = [*moving_statistics(self.model)]",
         breaks="The stand-in rows of a rank that idles count in the metrics.",
@@ -479,7 +479,7 @@ FAULTS = (
     ),
     Fault(
         name="stand-in-rows-in-statistics",
-        file="elephant/rank/rank_callbacks.py",
+        file="elephant/rank/callbacks/rank_callbacks.py",
         old="variables = [*metric_variables(self.model), *moving_statistics(self.model)]",
         new="variables = [*metric_variables(self.model)]",
         breaks="The stand-in rows of a rank that idles move the averages of batch normalization.",
@@ -487,7 +487,7 @@ FAULTS = (
     ),
     Fault(
         name="stand-in-rows-in-local-optimizers",
-        file="elephant/rank/rank_callbacks.py",
+        file="elephant/rank/callbacks/rank_callbacks.py",
         old="            if self._keep_optimizers:\n                variables += optimizer_slots(self.model)\n",
         new="",
         breaks="Stand-in rows move the momenta of a rank that trains alone between two averages.",
@@ -522,7 +522,7 @@ FAULTS = (
     ),
     Fault(
         name="drift-unnoticed",
-        file="elephant/rank/rank_callbacks.py",
+        file="elephant/rank/callbacks/rank_callbacks.py",
         old="if len(set(digests)) > 1:",
         new="if len(set(digests)) > collective.world_size:",
         breaks="Ranks whose weights have drifted apart go on.",
@@ -890,7 +890,7 @@ FAULTS = (
     ),
     Fault(
         name="sharing-callback-on-the-driver",
-        file="elephant/rank/callback_rules.py",
+        file="elephant/rank/callbacks/callback_rules.py",
         old="index in sharing and not is_of_tool(callback)",
         new="False",
         breaks="A callback on the driver sets a variable of which the loss on the workers has copies.",
@@ -914,7 +914,7 @@ FAULTS = (
     ),
     Fault(
         name="deciding-callback-ahead-of-the-user-s",
-        file="elephant/rank/callback_rules.py",
+        file="elephant/rank/callbacks/callback_rules.py",
         old="elif follows and rule_of(callback).by_numbers:",
         new="elif False:",
         breaks="EarlyStopping on the workers looks for a number that a callback on the driver puts into the logs.",
@@ -922,7 +922,7 @@ FAULTS = (
     ),
     Fault(
         name="stop-of-a-batch-comes-late",
-        file="elephant/rank/rank_callbacks.py",
+        file="elephant/rank/callbacks/rank_callbacks.py",
         old="self._stop.agreed = any_rank(self._stop.requested, self._communicator)",
         new="pass",
         breaks="A callback that stops in a batch stops the fit one step later than one process.",

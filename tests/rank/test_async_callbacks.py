@@ -15,8 +15,8 @@ from elephant.data.epoch_plan import EpochPlan
 from elephant.modeling.variables import assign_flat, flatten, moving_statistics
 from elephant.parameter_server.store import Averages
 from elephant.rank.asynchronous.async_callbacks import WorkerEpochs, worker_copies
+from elephant.rank.callbacks.shared_state import SharedState
 from elephant.rank.rank_progress import TrainingPosition
-from elephant.rank.shared_state import SharedState
 
 
 def asynchronous(model, **options):

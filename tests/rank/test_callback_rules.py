@@ -6,7 +6,7 @@ from pathlib import Path
 import keras
 import pytest
 
-from elephant.rank.callback_rules import (
+from elephant.rank.callbacks.callback_rules import (
     BATCH_EVENTS,
     RULES,
     Duty,
@@ -68,7 +68,7 @@ def names_of_places(callbacks, **options):
 def test_rules_when_keras_has_a_callback_then_the_table_has_a_row_for_it():
     known = {name for name, kind in vars(keras.callbacks).items() if inspect.isclass(kind)}
     without = sorted(known - NO_ROWS - {rule.kind.__name__ for rule in RULES if isinstance(rule.kind, type)})
-    assert not without, f"{without}: add a row to RULES in elephant/rank/callback_rules.py"
+    assert not without, f"{without}: add a row to RULES in elephant/rank/callbacks/callback_rules.py"
 
 
 def test_rules_when_listed_then_each_gives_its_reason_and_the_page_names_who_decides_logs_or_tunes():

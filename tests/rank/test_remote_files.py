@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from elephant.errors import ConfigurationError
-from elephant.rank.remote_files import RemoteFiles
+from elephant.rank.callbacks.remote_files import RemoteFiles
 from elephant.storage import filesystem, folder
 from elephant.storage.filesystem import WORK_FOLDER
 

@@ -16,7 +16,7 @@ from elephant.errors import UnsupportedError
 from elephant.modeling.variables import read_variables
 from elephant.monitor.events import CallbacksDue
 from elephant.rank.asynchronous.async_callbacks import worker_copies
-from elephant.rank.shared_state import SharedState
+from elephant.rank.callbacks.shared_state import SharedState
 from elephant.testing import fit_local
 
 ROWS = 40

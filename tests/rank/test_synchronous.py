@@ -381,7 +381,7 @@ def test_stop_when_one_rank_asks_in_mid_epoch_then_all_stop_after_that_step(rank
 
 
 def test_callbacks_when_they_write_files_then_run_on_rank_0_only():
-    from elephant.rank.callback_rules import callbacks_of_rank
+    from elephant.rank.callbacks.callback_rules import callbacks_of_rank
 
     everywhere = keras.callbacks.EarlyStopping()
     given = [keras.callbacks.CSVLogger("log"), everywhere, keras.callbacks.ModelCheckpoint("model.keras")]
@@ -390,7 +390,7 @@ def test_callbacks_when_they_write_files_then_run_on_rank_0_only():
 
 
 def test_callbacks_when_keras_own_print_what_they_do_then_rank_0_alone_does():
-    from elephant.rank.callback_rules import callbacks_of_rank
+    from elephant.rank.callbacks.callback_rules import callbacks_of_rank
 
     class Own(keras.callbacks.Callback):
         verbose = 1

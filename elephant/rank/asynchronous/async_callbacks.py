@@ -16,12 +16,12 @@ from elephant.modeling.sync_batch_norm import momenta, steps_of_all
 from elephant.modeling.variables import assign_flat, flatten, metric_variables, moving_statistics
 from elephant.monitor.events import EpochPart
 from elephant.rank.asynchronous.push_strategies import WorkerExchange
-from elephant.rank.callback_rules import Duty, has_copies_on_workers, listens, rule_of
+from elephant.rank.callbacks.callback_rules import Duty, has_copies_on_workers, listens, rule_of
+from elephant.rank.callbacks.shared_state import SharedState
 from elephant.rank.input.feed import BatchFeed
 from elephant.rank.job import StepReporter, as_numbers
 from elephant.rank.process_pipe import begin_step
 from elephant.rank.rank_progress import TrainingPosition
-from elephant.rank.shared_state import SharedState
 
 
 class WorkerReporter(StepReporter, Protocol):

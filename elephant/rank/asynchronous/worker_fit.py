@@ -32,11 +32,11 @@ from elephant.rank.asynchronous.push_strategies import (
     WorkerExchange,
     check_local_optimizers,
 )
+from elephant.rank.callbacks.rank_callbacks import CallbackOrder, StepProgress, in_order
 from elephant.rank.input.feed import BatchFeed
 from elephant.rank.input.preprocessed_shard import prepared_rows
 from elephant.rank.job import TrainingJob, epoch_plan, mixed_policy, prepared_model, reseed, set_up_process
 from elephant.rank.metrics.batch_means import count_rows
-from elephant.rank.rank_callbacks import CallbackOrder, StepProgress, in_order
 from elephant.rank.rank_info import RankInfo
 from elephant.rank.rank_progress import StepTimes, TrainingPosition
 from elephant.rank.traced_step import TracedStep, leave_loops_of_server

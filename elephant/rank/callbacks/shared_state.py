@@ -21,7 +21,7 @@ import numpy as np
 from elephant.backends import BACKENDS
 from elephant.collective.communicator import Communicator
 from elephant.modeling.model_spec import ModelSpec, given_model
-from elephant.rank.callback_rules import BATCH_EVENTS, listens
+from elephant.rank.callbacks.callback_rules import BATCH_EVENTS, listens
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _CONTAINERS = (dict, list, set)

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import keras
 
 from elephant.errors import ConfigurationError
-from elephant.rank.callback_rules import Duty, rule_of
+from elephant.rank.callbacks.callback_rules import Duty, rule_of
 from elephant.storage.filesystem import is_mounted, local_form, open_file_system, scratch_folder, url_root
 from elephant.storage.folder import Folder, folder_at
 
