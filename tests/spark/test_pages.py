@@ -133,7 +133,10 @@ from elephant.algorithms import Algorithm, register_algorithm
 from elephant.cluster.checks.registry import *
 from elephant.cluster.checks.registry import CheckResult, Phase, WARNING, check, check_result
 from elephant.cluster.session import is_true
+from elephant.monitor.events import Event
 from elephant.parameter_server.optimizers.rules import Descent, register_rule
+from elephant.spark.file_formats import FileListing, Opened, file_format
+from typing import ClassVar
 """
     program = imports + "\n".join(blocks_of(ROOT / "docs" / name))
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
