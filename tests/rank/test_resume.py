@@ -168,7 +168,7 @@ def test_weights_when_somebody_is_killed_in_mid_fit_then_are_the_exact_sum_of_al
     parts = [whole_numbers(rows, seed) for seed, rows in enumerate((31, 17, 24))]
     epochs = 80
     job = job_for(linear_model, mode="asynchronous", num_workers=3, epochs=epochs, batch_size=4, seed=1, **options)
-    with AsynchronousFit(rank_pool, job, parts, snapshot_updates=50) as fit:
+    with AsynchronousFit(rank_pool, job, parts, of_server={"snapshot_updates": 50}) as fit:
         for partition in range(3):
             fit.begin(partition)
         fit.wait_for_step(1, 60)

@@ -23,6 +23,7 @@ class AsynchronousFit:
         job: The `TrainingJob`.
         columns: For each partition a dictionary of arrays by role.
         kept: What the servers of an earlier fit kept (`ControlClient.keep`), which this one goes on from.
+        of_server: Fields of every server's `ServerSpec` that no option has.
         options: More of `AsynchronousOptions`.
 
     Attributes:
@@ -31,7 +32,7 @@ class AsynchronousFit:
         layout: The places of the weights.
     """
 
-    def __init__(self, pool, job, columns, *, kept=None, **options):
+    def __init__(self, pool, job, columns, *, kept=None, of_server=None, **options):
         from elephant.driver.server_model import ServerModel
         from elephant.driver.server_processes import parts_of
         from elephant.parameter_server.control_client import ControlClient
@@ -43,7 +44,10 @@ class AsynchronousFit:
         of_servers = dataclasses.replace(job, config=config, state=None)
         model = ServerModel(of_servers, row_spec(job.schema, columns[0]))
         self.layout, self._run = model.layout, who_runs()
-        parts = parts_of(model, config, self._run["run_id"])
+        parts = [
+            dataclasses.replace(part, spec=dataclasses.replace(part.spec, **(of_server or {})))
+            for part in parts_of(model, config, self._run["run_id"])
+        ]
         if kept is not None:
             parts = [part_of_kept(part, kept, ledger) for part, ledger in zip(parts, kept.ledgers, strict=True)]
         token = bytes.fromhex(self._run["token"])
