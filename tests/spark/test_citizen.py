@@ -245,7 +245,11 @@ def test_params_when_asked_then_explain_copy_and_set(spark):
         ),
         ({"epochs": 0}, ConfigurationError, "epochs: expected an integer of at least 1. Received: 0"),
         ({"batchSize": "many"}, TypeError, 'param "batchSize". expected an integer of at least 1. Received: .many'),
-        ({"featuresCol": 3}, TypeError, "expected a column name or a list of column names. Received: 3"),
+        (
+            {"featuresCol": 3},
+            TypeError,
+            r"expected a column name, a list of column names, or a dictionary .* Received: 3",
+        ),
         ({"mode": "both"}, ConfigurationError, "mode: expected one of synchronous, asynchronous, hogwild"),
         ({"callbacks": [3]}, ConfigurationError, "callbacks: expected instances of keras.callbacks.Callback"),
         ({"validationFraction": 0.5, "validationIndicatorCol": "v"}, ConfigurationError, "validationFraction: .* 0.5"),

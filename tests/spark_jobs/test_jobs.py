@@ -21,7 +21,7 @@ WRONG = {
     "value": (
         ["--frequency", "never"],
         2,
-        "train.py: frequency: expected 'batch', 'epoch' or an integer of at least 1.",
+        "train.py: frequency: expected batch, epoch or a number of steps. Received: 'never' in the arguments.",
     ),
     "column": (
         ["--features-col", "pixels"],
