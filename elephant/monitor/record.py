@@ -193,10 +193,9 @@ class FitRecord:
         self.ended_epochs = epoch.epoch + 1
         for rank in [rank for rank, step in self.steps.items() if step.epoch <= epoch.epoch]:
             self._past_steps[rank] = self.steps.pop(rank)
-        # A fit that was started again repeats epochs.
-        while self.epochs and self.epochs[-1].epoch >= epoch.epoch:
-            self.epochs.pop()
-        self.epochs.append(epoch)
+        # A fit that was started again repeats epochs. Workers that take no step together may tell of them in any order.
+        after = [one for one in self.epochs if one.epoch > epoch.epoch and not self.together]
+        self.epochs = [*(one for one in self.epochs if one.epoch < epoch.epoch), epoch, *after]
         return epoch
 
     @_takes(RankEpoch)

@@ -62,6 +62,11 @@ def test_record_when_ranks_that_step_together_start_again_then_what_they_told_be
     assert [len(made.attempts[rank]) for rank in (0, 1)] == [2, 2] and made.next_steps == {0: 15}
 
 
+def test_history_when_workers_tell_of_epochs_in_any_order_then_has_each_once_in_theirs():
+    made = record_of(ended(0, loss=3.0), ended(2, loss=1.0), ended(1, loss=9.0), ended(1, loss=2.0), together=False)
+    assert made.history == {"loss": [3.0, 2.0, 1.0]}
+
+
 def test_record_when_an_attempt_had_begun_on_some_ranks_alone_then_has_the_places_of_all():
     made = record_of(started(0), RankGone(rank=1), started(1), started(0))
     assert [place["host"] for place in made.plan] == ["h0", "h1"]
