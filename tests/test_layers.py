@@ -248,7 +248,7 @@ def is_concrete(method):
             "import elephant.task.task, elephant.driver.run_ranks, elephant.driver.asynchronous_fit",
             ("keras", "tensorflow"),
         ),
-        ("import elephant.testing", ("keras", "tensorflow")),
+        ("import elephant.testing", ("pyspark", "keras", "tensorflow")),
         (
             "from elephant.task.specs import result_row; result_row(0, b'abc').schema",
             ("pyspark", "keras", "tensorflow", "pandas"),

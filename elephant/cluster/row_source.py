@@ -21,7 +21,7 @@ from packaging.version import Version
 
 from elephant.backends.process_environment import process_environment
 from elephant.cluster.session import jvm_context, release
-from elephant.cluster.spark_job import described
+from elephant.cluster.spark_job import RESULT_SCHEMA, InputStreamError, described
 from elephant.cluster.spark_private import arrow_batches, query_execution
 from elephant.data.casting import prepared_batch, prepared_batches
 from elephant.data.file_sources import Part, PlannedFiles, deal_files
@@ -45,14 +45,8 @@ _SHUFFLES = frozenset({"Repartition", "RepartitionByExpression"})
 
 # PySpark 4.0 has a profile for mapInArrow, and toArrow.
 SINCE_4 = release(pyspark.__version__) >= Version("4")
-# One row of rank and result.
-RESULT_SCHEMA = "rank int, result binary"
 # What each task runs: record batches of prepared columns come in, one row of rank and result goes out.
 TaskFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-
-
-class InputStreamError(TrainingError):
-    """Spark hands on no more rows. It knows why, such as a row that cannot be computed, and says it of the task."""
 
 
 def num_partitions(frame: DataFrame) -> int | None:

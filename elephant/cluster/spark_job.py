@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from elephant.cluster.session import is_remote, jvm_context
 from elephant.cluster.spark_private import gateway_of, java_context
-from elephant.errors import ClusterError, JobCancelledError
+from elephant.errors import ClusterError, JobCancelledError, TrainingError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,6 +26,13 @@ _DESCRIPTION = "spark.job.description"
 
 _CANCEL_GRACE_S = 10.0
 _CANCEL_AGAIN_S = 0.5
+
+# What tasks return: one row of rank and result.
+RESULT_SCHEMA = "rank int, result binary"
+
+
+class InputStreamError(TrainingError):
+    """Spark hands on no more rows. It knows why, such as a row that cannot be computed, and says it of the task."""
 
 
 class SparkWords(Enum):

@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from elephant.cluster.row_source import RESULT_SCHEMA
-from elephant.cluster.spark_job import SparkJob, cancellation, described
+from elephant.cluster.spark_job import RESULT_SCHEMA, SparkJob, cancellation, described
 from elephant.config import FitConfig, Timeouts
 from elephant.errors import (
     SUPERSEDED,

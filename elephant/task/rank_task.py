@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from elephant.backends.process_environment import device_environment
 from elephant.cluster.addresses import own_address
-from elephant.cluster.row_source import InputStreamError
+from elephant.cluster.spark_job import InputStreamError
 from elephant.data.shard import ShardSummary
 from elephant.errors import ENDED, ClusterError, ElephantError
 from elephant.monitor.events import RankFailure, TaskStarted

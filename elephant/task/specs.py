@@ -156,7 +156,7 @@ class CoordinatorInfo:
 
 
 def result_row(rank: int, result: bytes) -> pa.RecordBatch:
-    """Returns one row of `elephant.cluster.row_source.RESULT_SCHEMA`.
+    """Returns one row of `elephant.cluster.spark_job.RESULT_SCHEMA`.
 
     Of buffers, because ``pa.array`` imports pandas into each of Spark's Python workers: 0.2 s of the first task there.
 

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from elephant.backends.process_environment import process_environment
-from elephant.cluster.row_source import InputStreamError
+from elephant.cluster.spark_job import InputStreamError
 from elephant.data.schema import DataSchema
 from elephant.data.shard import ShardSummary, ShardWriter
 from elephant.errors import ElephantError, PeerLostError, TrainingError, kind_of, text_of
