@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from elephant.backends import log_levels
 from elephant.cluster.session import require_master
 from elephant.cluster.spark_job import SparkWords
 from elephant.cluster.spark_private import start_gateway
@@ -124,6 +123,9 @@ def submit(job: JobKind, words: Sequence[str]) -> int:
 
 def leave_out_warnings() -> None:
     """Has frameworks log errors alone on the driver, as on the workers, unless the environment says otherwise."""
+    # Here, because it imports numpy, and help is to be had without.
+    from elephant.backends import log_levels
+
     for name, value in log_levels("2").items():
         os.environ.setdefault(name, value)
 

@@ -29,11 +29,16 @@ _SPREAD = 0.2
 
 Rule = Callable[..., Iterable[str]]
 _RULES: dict[Rule, tuple[str, ...]] = {}
+# All that rules may ask for: numbers of one fit, and of several.
+_NUMBERS = {"history", "statistics", "sums", "plan", "shares", "scaling_runs", "options"}
 
 
 def _rule(function: Rule) -> Rule:
     """Adds a rule to the table; the order of the rules is that of their advice."""
-    _RULES[function] = tuple(inspect.signature(function).parameters)
+    names = tuple(inspect.signature(function).parameters)
+    if not _NUMBERS.issuperset(names):
+        raise TypeError(f"{function.__name__}: expected parameters among {sorted(_NUMBERS)}. Received: {names}.")
+    _RULES[function] = names
     return function
 
 
@@ -71,7 +76,7 @@ def advice_on_runs(runs: Sequence[ScalingRun], options: Mapping[str, Any]) -> li
     scaling_runs = measured_runs(runs)
     if not scaling_runs:
         return []
-    return _advice({"measured": scaling_runs, "shares": scaling_runs[-1].shares, "options": options})
+    return _advice({"scaling_runs": scaling_runs, "shares": scaling_runs[-1].shares, "options": options})
 
 
 def _advice(known: Mapping[str, Any]) -> list[str]:

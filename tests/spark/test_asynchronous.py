@@ -188,7 +188,7 @@ def test_fit_when_there_are_no_rows_to_train_on_then_says_so(spark):
         ({"algorithm": "easgd"}, ConfigurationError, "algorithm: expected one of downpour"),
         ({"mode": "synchronous", "algorithm": "adag"}, ConfigurationError, "algorithm: expected mode='asynchronous'"),
         ({"mode": "synchronous", "port": 4000}, ConfigurationError, "port: expected mode='asynchronous'"),
-        ({"parameterServers": 0}, ConfigurationError, "parameter_servers: expected an integer of at least 1"),
+        ({"parameterServers": 0}, ConfigurationError, "parameterServers: expected an integer of at least 1"),
         ({"backgroundExchange": True, "frequency": 5}, UnsupportedError, "background_exchange: expected workers that"),
         ({"callbacks": [LearningRateWarmup(2)]}, UnsupportedError, "LearningRateWarmup changes the rate between"),
     ],
