@@ -75,11 +75,11 @@ def bench(words: Sequence[str]) -> int:
     Raises:
         SystemExit: ``--help`` was asked for, and has been printed.
     """
-    leave_out_warnings()
     # As `python -m` has it: the model's module is looked for where the user is.
     sys.path += [folder for folder in (os.getcwd(),) if folder not in sys.path]
     try:
         settings = read_settings(NAME, DESCRIPTION, SETTINGS, words)
+        leave_out_warnings()
         check(settings)
         require_code(settings)
         _ship_modules()

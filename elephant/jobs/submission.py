@@ -103,10 +103,10 @@ class JobKind:
 
 def submit(job: JobKind, words: Sequence[str]) -> int:
     """Runs a job and returns its exit code; the last line on standard output is its result as JSON."""
-    leave_out_warnings()
     script = f"{job.name}.py"
     try:
         settings = read_settings(script, job.description, settings_of(job.name), words)
+        leave_out_warnings()
         job.check(settings)
         require_code(settings)
         result = _run(job, settings)
