@@ -384,7 +384,7 @@ class AddsAHundred:
     any = True
 
     def __init__(self, shard):
-        self.rows = shard
+        self.row_shard = shard
         self.places = []
 
     def training(self, values, epoch, step):

@@ -8,6 +8,7 @@ from spark_submit import JOBS, last_line, submit
 from standalone_cluster import StandaloneCluster
 
 from elephant.jobs.settings import settings_of
+from elephant.options import key_of
 from elephant.jobs.submission import read_settings
 
 CONF = JOBS / "conf"
@@ -115,4 +116,6 @@ def test_gpu_example_when_the_workers_report_gpus_then_each_rank_gets_its_own(in
 @pytest.mark.parametrize("job", ["train", "evaluate", "predict", "resume"])
 def test_readme_when_searched_then_tells_of_every_setting(job):
     told = set(re.findall(r"`([a-z-]+)`", (JOBS / "README.md").read_text()))
-    assert {setting.key for setting in settings_of(job)} <= told
+    # To whose table the page sends its readers.
+    params = re.findall(r"^\| `(\w+)`", (JOBS.parent / "docs" / "params.md").read_text(), re.MULTILINE)
+    assert {setting.key for setting in settings_of(job)} <= told | {key_of(name) for name in params}
