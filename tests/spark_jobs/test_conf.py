@@ -8,8 +8,8 @@ from spark_submit import JOBS, last_line, submit
 from standalone_cluster import StandaloneCluster
 
 from elephant.jobs.settings import settings_of
-from elephant.options import key_of
 from elephant.jobs.submission import read_settings
+from elephant.options import key_of
 
 CONF = JOBS / "conf"
 PROPERTIES = sorted(CONF.glob("*.conf"))
