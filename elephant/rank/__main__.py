@@ -49,6 +49,7 @@ _GENERATED = "__autograph_generated_file"
 
 _LONGEST_TEXT = 40_000
 _LOOK_S = 0.5
+_DYING_MS = 1000
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
 
 
@@ -131,9 +132,12 @@ class Parent:
         self._is_done = True
         hung_up = select.poll()
         hung_up.register(self._pipe, 0)
+        was_stopped = False
         while is_stopped(self._task):
+            was_stopped = True
             time.sleep(_LOOK_S)
-        if hung_up.poll(0):
+        # One that is killed is no longer stopped a moment before its end of the pipe is closed.
+        if hung_up.poll(_DYING_MS if was_stopped else 0):
             self.abandon()
 
     def _watch(self) -> None:
