@@ -111,13 +111,13 @@ class Parent:
         self._is_done = False
         self.job: Future[bytes] = Future()
         self.environment: Future[bytes] = Future()
-        self.place: Future[bytes] = Future()
+        self.rank_info: Future[bytes] = Future()
         threading.Thread(target=self._read, name="elephant-parent", daemon=True).start()
         threading.Thread(target=self._watch, name="elephant-parent-watch", daemon=True).start()
 
     def _read(self) -> None:
         try:
-            for future in (self.job, self.environment, self.place):
+            for future in (self.job, self.environment, self.rank_info):
                 block = read_block(self._pipe)
                 if block is None:
                     return
@@ -149,7 +149,7 @@ class Parent:
         try:
             while not self._has_lost_task():
                 time.sleep(_LOOK_S)
-                works = self.place.done() and not self._is_done
+                works = self.rank_info.done() and not self._is_done
                 if works or not is_stopped(self._task):
                     since = time.monotonic()
                 elif time.monotonic() - since > self._grace_s:
@@ -197,9 +197,9 @@ def run_rank(program: Program, parent: Parent) -> bytes:
     PROCESS.end("importing Keras")
     job = program.load(parent.job.result())
     PROCESS.end("building the model")
-    place = parent.place.result()
+    rank_info = parent.rank_info.result()
     PROCESS.end("waiting for rows and ranks")
-    return program.start(job, place, parent.abandon)
+    return program.start(job, rank_info, parent.abandon)
 
 
 def failure_of(error: BaseException) -> RankFailure:
