@@ -177,7 +177,7 @@ def fit_as_rank(member: Member, training: Training) -> None:
     source = pickle.loads(training.source)
     job = TrainingJob(source, (make_turns(member),), config, schema)
     shard = shard_of(schema, *rows_of(member, training))
-    plan = epoch_plan(config, schema, [training.rows] * member.size, [0] * member.size)
+    plan = epoch_plan(job, [training.rows] * member.size, [0] * member.size)
     with Listener.bind(training.hosts[member.rank] if training.hosts else "127.0.0.1") as listener:
         addresses, tokens = zip(*member.exchange((listener.address, secrets.token_bytes(32))), strict=True)
         collective = form_collective(
@@ -206,6 +206,12 @@ class _Silent:
         """Nobody looks."""
 
     def epoch(self, epoch: int, logs: dict[str, Any]) -> None:
+        """Nobody looks."""
+
+    def await_callbacks(self, timeout_s: float) -> None:
+        """Nobody looks."""
+
+    def keep(self, state: Any) -> None:
         """Nobody looks."""
 
     def result(self, variables: Sequence[np.ndarray], rows: Any) -> None:
