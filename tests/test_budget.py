@@ -67,6 +67,15 @@ def test_run_when_all_its_tests_together_are_over_budget_then_fails_at_once(suit
     assert re.findall("budget: warning: (.*) took", said) == ["tests/b"]
 
 
+def test_run_when_the_machine_is_slower_than_that_of_the_budget_then_everything_may_take_longer(suite_of, tmp_path):
+    suite = suite_of({"tests/b/test_b.py": SLOW, "tests/a/test_a.py": SLOW})
+    for cpu_s, is_over in ((1e-6, False), (1e6, True)):
+        (tmp_path / "budget.toml").write_text(f'{BUDGET}\n[speed]\nprogram = "sum(range(1000))"\ncpu_s = {cpu_s}\n')
+        status, said = suite.run("--budget=budget.toml", "-p", "no:cacheprovider")
+        assert (status, "budget: warning" in said) == (0, is_over)
+        assert "times the seconds of the budget's" in said
+
+
 def test_budget_when_its_folders_are_summed_then_takes_two_processes_40_minutes():
     limits = Limits.read(Path(__file__).parent / "budget.toml")
     assert sum(limits.folders.values()) / 2 <= 40 * 60

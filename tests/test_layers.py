@@ -254,6 +254,12 @@ def is_concrete(method):
             ("pyspark", "keras", "tensorflow", "pandas"),
         ),
         ("import elephant.task.predict_task, elephant.spark.evaluate", ("keras", "tensorflow")),
+        # Functions of these modules run in Spark's Python workers.
+        (
+            "import elephant.task.partition_statistics, elephant.cluster.row_source, elephant.spark.rdd.inference, "
+            "elephant.spark.conversions, elephant.spark.hadoop_files, elephant.driver.server_processes",
+            ("keras", "tensorflow"),
+        ),
         ("import elephant.cli.main", ("pyspark", "keras", "tensorflow", "pyarrow", "numpy")),
         ("import elephant.rank.__main__", ("pyspark", "keras", "tensorflow", "pyarrow")),
         (

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from elephant.data.schema import SCALAR, SPARSE, TEXT, DataSchema, Field
+from elephant.data.to_arrow import from_arrow, to_arrow, zero_for_null
 from elephant.data.to_numpy import is_binary, is_list
 from elephant.errors import DataError, SchemaError
 
@@ -71,8 +72,8 @@ def _rows_of(columns: list[pa.Array]) -> pa.Array:
     count, rows = len(columns), len(columns[0])
     together = pa.concat_arrays(columns)
     places = np.arange(count * rows).reshape(count, rows).T.ravel()
-    values = together if count == 1 else together.take(pa.array(places))
-    return pa.ListArray.from_arrays(pa.array(np.arange(rows + 1, dtype=np.int32) * count), values)
+    values = together if count == 1 else together.take(to_arrow(places))
+    return pa.ListArray.from_arrays(to_arrow(np.arange(rows + 1, dtype=np.int32) * np.int32(count)), values)
 
 
 def _of_one_type(columns: list[pa.Array], field: Field, first_row: int) -> list[pa.Array]:
@@ -90,11 +91,10 @@ def _in_lists(lists: pa.Array, cast: Callable[[pa.Array], pa.Array]) -> pa.Array
     wanted = _in_lists(elements, cast)
     if wanted is elements:
         return lists
-    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    offsets = np.concatenate([[0], np.cumsum(zero_for_null(pc.list_value_length(lists)))])
     # A null offset makes the list that begins there a null.
-    nulls = np.append(lists.is_null().to_numpy(zero_copy_only=False), False) if lists.null_count else None
-    return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64(), mask=nulls), wanted)
+    nulls = np.append(from_arrow(lists.is_null()), False) if lists.null_count else None
+    return pa.LargeListArray.from_arrays(to_arrow(offsets.astype(np.int64), nulls), wanted)
 
 
 def _numbers(values: pa.Array, field: Field, first_row: int | None) -> pa.Array:
@@ -181,18 +181,18 @@ def _dense_vectors(vectors: pa.Array, field: Field, first_row: int) -> pa.Array:
     # With the nulls of the structs themselves.
     parts = dict(zip((part.name for part in vectors.type), vectors.flatten(), strict=True))
     kinds, sizes, indices, values = (parts[name] for name in ("type", "size", "indices", "values"))
-    nulls = vectors.is_null().to_numpy(zero_copy_only=False)
-    is_dense = pc.fill_null(kinds, 1).to_numpy(zero_copy_only=False) == 1
+    nulls = from_arrow(vectors.is_null())
+    is_dense = nulls | (zero_for_null(kinds) == 1)
     if is_dense.all() and not nulls.any():
         return values
-    kept = pc.fill_null(pc.list_value_length(values), 0).to_numpy(zero_copy_only=False)
-    lengths = np.where(is_dense, kept, pc.fill_null(sizes, 0).to_numpy(zero_copy_only=False))
+    kept = zero_for_null(pc.list_value_length(values))
+    lengths = np.where(is_dense, kept, zero_for_null(sizes))
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     flat = np.zeros(int(offsets[-1]))
     firsts = np.concatenate([[0], np.cumsum(kept)])
     of_dense = np.repeat(is_dense, kept)
     places = np.arange(int(firsts[-1])) - np.repeat(firsts[:-1], kept)
-    places[~of_dense] = indices.flatten().to_numpy(zero_copy_only=False)
+    places[~of_dense] = from_arrow(indices.flatten())
     wrong = np.flatnonzero((places < 0) | (places >= np.repeat(lengths, kept)))
     if len(wrong):
         row = int(np.searchsorted(firsts, wrong[0], side="right")) - 1
@@ -200,8 +200,8 @@ def _dense_vectors(vectors: pa.Array, field: Field, first_row: int) -> pa.Array:
             f"{field.title}: expected indices from 0 to {lengths[row] - 1}, of vectors of size {lengths[row]}. "
             f"Received: {places[wrong[0]]} in row {first_row + row} of the partition."
         )
-    flat[places + np.repeat(offsets[:-1], kept)] = values.flatten().to_numpy(zero_copy_only=False)
-    return pa.LargeListArray.from_arrays(pa.array(offsets, mask=np.append(nulls, False)), pa.array(flat))
+    flat[places + np.repeat(offsets[:-1], kept)] = from_arrow(values.flatten())
+    return pa.LargeListArray.from_arrays(to_arrow(offsets, np.append(nulls, False)), to_arrow(flat))
 
 
 def lists_of(elements: pa.Array, num_rows: int) -> pa.ListArray:
@@ -211,4 +211,4 @@ def lists_of(elements: pa.Array, num_rows: int) -> pa.ListArray:
     [[1, 2], [3, 4]]
     """
     width = len(elements) // max(num_rows, 1)
-    return pa.ListArray.from_arrays(pa.array(np.arange(num_rows + 1, dtype=np.int32) * width), elements)
+    return pa.ListArray.from_arrays(to_arrow(np.arange(num_rows + 1, dtype=np.int32) * np.int32(width)), elements)

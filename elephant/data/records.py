@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from elephant.data.schema import RAGGED, SCALAR, SPARSE, TEXT, DataSchema, Field, Nest, unpack
+from elephant.data.to_arrow import to_arrow
 from elephant.errors import DataError
 
 Shape = tuple[int, ...]
@@ -84,8 +85,8 @@ def column_of(leaves: Sequence[Any], field: Field, natural: Shape, first_record:
         return _text(leaves, field, natural, first_record)
     values = _stacked(leaves, field, natural, first_record).reshape(-1)
     if field.kind == SCALAR:
-        return pa.array(values)
-    return pa.FixedSizeListArray.from_arrays(pa.array(values), max(int(np.prod(natural, dtype=np.int64)), 1))
+        return to_arrow(values)
+    return pa.FixedSizeListArray.from_arrays(to_arrow(values), max(int(np.prod(natural, dtype=np.int64)), 1))
 
 
 def _stacked(leaves: Sequence[Any], field: Field, natural: Shape, first_record: int) -> np.ndarray:
@@ -128,10 +129,10 @@ def _ragged(leaves: Sequence[Any], field: Field, natural: Shape, first_record: i
     offsets = np.cumsum([0, *(len(array) for array in arrays)])
     # An empty list has no type of its own.
     elements = np.concatenate([array.astype(field.dtype) if not array.size else array for array in arrays])
-    values = pa.array(_cast(elements, field, 1, first_record).reshape(-1))
+    values = to_arrow(_cast(elements, field, 1, first_record).reshape(-1))
     if natural:
         values = pa.FixedSizeListArray.from_arrays(values, int(np.prod(natural)))
-    return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), values)
+    return pa.LargeListArray.from_arrays(to_arrow(offsets.astype(np.int64)), values)
 
 
 def _text(leaves: Sequence[Any], field: Field, natural: Shape, first_record: int) -> pa.Array:
@@ -154,12 +155,12 @@ def _sparse(leaves: Sequence[Any], field: Field, first_record: int) -> pa.Array:
         sizes.append(size)
         indices.append(kept)
         values.append(_cast(numbers, field, len(kept), first_record + place))
-    offsets = pa.array(np.cumsum([0, *map(len, values)]), pa.int32())
+    offsets = to_arrow(np.cumsum([0, *map(len, values)]).astype(np.int32))
     parts = {
-        "type": pa.array(np.zeros(len(leaves), np.int8)),
-        "size": pa.array(sizes, pa.int32()),
-        "indices": pa.ListArray.from_arrays(offsets, pa.array(np.concatenate(indices))),
-        "values": pa.ListArray.from_arrays(offsets, pa.array(np.concatenate(values))),
+        "type": to_arrow(np.zeros(len(leaves), np.int8)),
+        "size": to_arrow(np.array(sizes, np.int32)),
+        "indices": pa.ListArray.from_arrays(offsets, to_arrow(np.concatenate(indices))),
+        "values": pa.ListArray.from_arrays(offsets, to_arrow(np.concatenate(values))),
     }
     return pa.StructArray.from_arrays(list(parts.values()), list(parts))
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from elephant.data.ragged import RaggedArray, Values
 from elephant.data.schema import DENSE, LABEL, RAGGED, SCALAR, SPARSE, TEXT, VALIDATION, WEIGHT, Field
+from elephant.data.to_arrow import from_arrow, zero_for_null
 from elephant.errors import DataError
 
 Shape = tuple[int, ...]
@@ -60,7 +61,7 @@ def to_values(
     _refuse_nulls(column, field, rows)
     known = None if row_shape is None else tuple(row_shape)
     if field.kind == SCALAR:
-        values = column.to_numpy(zero_copy_only=False)
+        values = from_arrow(column)
         if field.role == VALIDATION:
             _refuse_other_marks(values, field, rows)
         return _cast(values, field, rows), ()
@@ -90,7 +91,7 @@ def _dense(column: pa.Array, field: Field, rows: _Rows, known: Shape | None) -> 
         return _raw(column, field, rows, known)
     num_rows = len(column)
     column, sizes = _flattened(column, field, rows, known)
-    flat = _cast(column.to_numpy(zero_copy_only=False), field, replace(rows, each=math.prod(sizes)))
+    flat = _cast(from_arrow(column), field, replace(rows, each=math.prod(sizes)))
     return flat.reshape(num_rows, *sizes), sizes
 
 
@@ -145,11 +146,11 @@ def _ragged(column: pa.Array, field: Field, rows: _Rows, known: Shape | None) ->
     owners = np.repeat(np.arange(len(column)), lengths)
     rows = replace(rows, owners=owners)
     if elements.null_count:
-        place = int(np.argmax(elements.is_null().to_numpy(zero_copy_only=False)))
+        place = int(np.argmax(from_arrow(elements.is_null())))
         title = f"{field.title}, element {place - int(offsets[owners[place]])}"
         raise _null(title, "a number", rows.of(place))
     if not is_list(elements.type):
-        return RaggedArray(offsets, (_cast(elements.to_numpy(zero_copy_only=False), field, rows),)), ()
+        return RaggedArray(offsets, (_cast(from_arrow(elements), field, rows),)), ()
     shape = None if field.shape is None or None in field.shape[1:] else field.shape[1:]
     values, natural = _dense(elements, replace(field, kind=DENSE, shape=shape), rows, known)
     inner = field.row_shape(natural)
@@ -160,9 +161,9 @@ def _ragged(column: pa.Array, field: Field, rows: _Rows, known: Shape | None) ->
 def _sparse(column: pa.Array, field: Field, rows: _Rows, known: Shape | None) -> tuple[RaggedArray, Shape]:
     """Returns Spark's vectors, which are structs of type (1 is dense), size, indices and values."""
     kinds, sizes, indices, values = (column.field(name) for name in ("type", "size", "indices", "values"))
-    is_dense = kinds.to_numpy(zero_copy_only=False) == 1
+    is_dense = from_arrow(kinds) == 1
     lengths = _lengths(values)
-    numbers = sizes.fill_null(0).to_numpy(zero_copy_only=False)
+    numbers = zero_for_null(sizes)
     row_sizes = np.where(is_dense, lengths, numbers)
     size = known[0] if known else field.width
     if size is None:
@@ -172,7 +173,7 @@ def _sparse(column: pa.Array, field: Field, rows: _Rows, known: Shape | None) ->
     elements = values.flatten()
     owners = np.repeat(np.arange(len(column)), lengths)
     if elements.null_count:
-        place = int(np.argmax(elements.is_null().to_numpy(zero_copy_only=False)))
+        place = int(np.argmax(from_arrow(elements.is_null())))
         raise _null(f"{field.title}, value {place - int(offsets[owners[place]])}", "a number", rows.of(owners[place]))
     places = _places(indices, is_dense, offsets, owners)
     wrong = np.flatnonzero((places < 0) | (places >= size))
@@ -181,7 +182,7 @@ def _sparse(column: pa.Array, field: Field, rows: _Rows, known: Shape | None) ->
             f"{field.title}: expected indices from 0 to {size - 1}, of vectors of size {size}. "
             f"Received: {places[wrong[0]]} in row {rows.of(owners[wrong[0]])} of the partition."
         )
-    kept = _cast(elements.to_numpy(zero_copy_only=False), field, replace(rows, owners=owners))
+    kept = _cast(from_arrow(elements), field, replace(rows, owners=owners))
     return RaggedArray(offsets, (places, kept)), (size,)
 
 
@@ -189,7 +190,7 @@ def _places(indices: pa.Array, is_dense: np.ndarray, offsets: np.ndarray, owners
     """Returns the index of every value, int32; values of dense rows have none in the data."""
     places = np.empty(len(owners), np.int32)
     of_dense = is_dense[owners]
-    places[~of_dense] = indices.flatten().to_numpy(zero_copy_only=False)
+    places[~of_dense] = from_arrow(indices.flatten())
     places[of_dense] = (np.arange(len(places)) - offsets[owners])[of_dense]
     return places
 
@@ -270,7 +271,7 @@ def _lengths(column: pa.Array) -> np.ndarray:
         return np.full(len(column), column.type.list_size, dtype=np.int64)
     if len(column) == 0:
         return np.empty(0, np.int64)
-    return np.diff(column.offsets.to_numpy()).astype(np.int64)
+    return np.diff(from_arrow(column.offsets)).astype(np.int64)
 
 
 def _refuse_nulls(column: pa.Array, field: Field, rows: _Rows) -> None:
@@ -278,13 +279,13 @@ def _refuse_nulls(column: pa.Array, field: Field, rows: _Rows) -> None:
         raise _null(
             field.title,
             "a value in every row",
-            rows.of(int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))),
+            rows.of(int(np.argmax(from_arrow(column.is_null())))),
         )
 
 
 def _refuse_null_elements(values: pa.Array, width: int, field: Field, rows: _Rows) -> None:
     if values.null_count:
-        position = int(np.argmax(values.is_null().to_numpy(zero_copy_only=False)))
+        position = int(np.argmax(from_arrow(values.is_null())))
         element = position % width
         single = len(field.columns) == width
         title = f"column {field.columns[element]!r}" if single else f"{field.title}, element {element}"

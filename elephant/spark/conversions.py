@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from pyspark.ml.linalg import DenseMatrix as NewDenseMatrix
+from pyspark.ml.linalg import DenseVector as NewDenseVector
 from pyspark.ml.linalg import Matrix as NewMatrix
 from pyspark.ml.linalg import Vector as NewVector
 from pyspark.ml.linalg import Vectors as NewVectors
@@ -184,9 +185,19 @@ def to_vector(np_array: np.ndarray) -> DenseVector:
     return Vectors.dense(array)
 
 
+def to_ml_vector(np_array: np.ndarray) -> NewDenseVector:
+    """Returns an ml vector of a one-dimensional array."""
+    return NewDenseVector(np_array)
+
+
 def from_vector(vector: Vector | NewVector) -> np.ndarray:
     """Returns the array of an ml or mllib vector."""
     return np.asarray(vector.toArray())
+
+
+def features_of(row: Vector | NewVector | LabeledPoint) -> np.ndarray:
+    """Returns the array of a vector, or of a labeled point's features."""
+    return from_vector(row.features if isinstance(row, LabeledPoint) else row)
 
 
 def to_ml_matrix(array: np.ndarray) -> NewDenseMatrix:

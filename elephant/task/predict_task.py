@@ -19,6 +19,7 @@ from pyspark import cloudpickle
 from elephant.data.casting import lists_of, prepared_batches, prepared_column
 from elephant.data.ragged import RaggedArray, Values, take_rows
 from elephant.data.schema import DENSE, FEATURES, RAGGED, SPARSE, TEXT, DataSchema, Field, Nest, role_of
+from elephant.data.to_arrow import to_arrow
 from elephant.data.to_numpy import is_binary, is_list
 from elephant.errors import SchemaError
 from elephant.task.model_batches import ModelBatch, ModelRows, PackedFunction
@@ -170,12 +171,12 @@ class OutputColumn:
             return _sequences(values, self.arrow_type)
         flat = values.reshape(len(values), -1)
         if self.holds == NUMBER:
-            return pa.array(flat[:, 0].astype(np.float64))
+            return to_arrow(flat[:, 0].astype(np.float64))
         if self.holds == VALUES:
             return _lists(flat, self.arrow_type)
         if self.holds == CLASS:
             chosen = self._is_positive(flat) if self.binary else flat.argmax(axis=1)
-            return pa.array(chosen.astype(np.float64))
+            return to_arrow(chosen.astype(np.float64))
         if self.holds == SCORES:
             return _lists(np.hstack([-flat, flat]) if self.binary else flat, self.arrow_type)
         return _lists(self._probabilities(flat), self.arrow_type)
@@ -232,13 +233,13 @@ def _lists(matrix: np.ndarray, kind: pa.DataType) -> pa.Array:
 
 def _sequences(values: RaggedArray, kind: pa.DataType) -> pa.Array:
     elements = values.buffers[0].reshape(len(values.buffers[0]), -1)
-    offsets = pa.array(values.offsets * elements.shape[1], pa.int32())
+    offsets = to_arrow((values.offsets * elements.shape[1]).astype(np.int32))
     return pa.ListArray.from_arrays(offsets, _numbers(elements, kind))
 
 
 def _numbers(elements: np.ndarray, kind: pa.DataType) -> pa.Array:
     """Returns the elements of lists of a type, one after the other."""
-    return pa.array(np.ascontiguousarray(elements).reshape(-1).astype(kind.value_type.to_pandas_dtype(), copy=False))
+    return to_arrow(elements.reshape(-1).astype(kind.value_type.to_pandas_dtype(), copy=False))
 
 
 def _softmax(logits: np.ndarray) -> np.ndarray:

@@ -24,6 +24,7 @@ from elephant.backends.process_environment import process_environment
 from elephant.cluster.spark_job import InputStreamError
 from elephant.data.schema import DataSchema
 from elephant.data.shard import ShardSummary, ShardWriter
+from elephant.data.to_arrow import to_arrow
 from elephant.errors import ElephantError, PeerLostError, TrainingError, kind_of, text_of
 from elephant.monitor.events import RankFailure, TaskStarted
 from elephant.monitor.trace import Phases
@@ -174,7 +175,7 @@ def dealt_rows(batch: pa.RecordBatch, place: int, count: int, begun: int) -> pa.
     """
     if count == 1:
         return batch
-    return batch.take(pa.array(np.arange((place - begun) % count, batch.num_rows, count)))
+    return batch.take(to_arrow(np.arange((place - begun) % count, batch.num_rows, count)))
 
 
 class Task(ABC):

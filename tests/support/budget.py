@@ -5,9 +5,14 @@ each folder. A folder breaks its budget when it takes more than ``tolerance`` ti
 when it takes more than ``slow_s`` without ``@pytest.mark.slow("reason")``. A shared machine may stand still for a
 minute: the first breach is a warning, and only one that the run before had as well fails the run. A fresh clone, as in
 CI, remembers no run before. All folders together break theirs by no such chance: that fails the run at once.
-Durations are those of the controller, so that they are whole under xdist too.
+Durations are those of the controller, so that they are whole under xdist too. Seconds are those of the machine on which
+a program that the budget names takes so much processor time as it says: a run measures that program before its tests
+and after them, and where it is slower, so many times longer may everything take.
 """
 
+import os
+import subprocess
+import sys
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -66,17 +71,35 @@ class Limits:
         tolerance: How many times its seconds a folder may take.
         slow_s: A test that takes longer must be marked as slow.
         kept: Tests that run in `make test` although they take longer, and why, by their names without parameters.
+        speed: The program whose processor time tells how fast a machine is (``program``), and the seconds of it on the
+            machine of which all these seconds are (``cpu_s``). Empty where seconds are those of any machine.
     """
 
     folders: dict
     tolerance: float = 1.5
     slow_s: float = 10.0
     kept: dict = field(default_factory=dict)
+    speed: dict = field(default_factory=dict)
 
     @classmethod
     def read(cls, path):
         """Returns the limits that a TOML file holds."""
         return cls(**tomllib.loads(path.read_text()))
+
+    def slowness(self):
+        """Returns how many times as long as on the machine of the budget a program takes here and now; 1 at least."""
+        if not self.speed:
+            return 1.0
+        return max(1.0, processor_seconds(self.speed["program"]) / self.speed["cpu_s"])
+
+
+def processor_seconds(program):
+    """Returns the processor time of a Python program in a process of its own, however many others run beside it."""
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0, program
+    return usage.ru_utime + usage.ru_stime
 
 
 @dataclass
@@ -113,22 +136,27 @@ class Durations:
         """Returns (seconds, test) of the slowest tests."""
         return sorted(((seconds, name) for name, seconds in self.total.items()), reverse=True)[:count]
 
-    def breaches(self, limits):
-        """Returns what breaks the budget, as sentences by what they are about."""
+    def breaches(self, limits, slowness=1.0):
+        """Returns what breaks the budget, as sentences by what they are about.
+
+        Args:
+            slowness: How many times its seconds everything may take, before the tolerance.
+        """
         found = {}
+        tolerance, slow_s = limits.tolerance * slowness, limits.slow_s * slowness
         whole, budget = sum(self.total.values()), sum(limits.folders.values())
-        if whole > limits.tolerance * budget:
-            found[_WHOLE] = f"{_WHOLE} took {whole:.0f} s, more than {limits.tolerance:g} times their {budget:g} s"
+        if whole > tolerance * budget:
+            found[_WHOLE] = f"{_WHOLE} took {whole:.0f} s, more than {tolerance:.2g} times their {budget:g} s"
         for folder, seconds in self.of_folders().items():
             budget = limits.folders.get(folder)
             if budget is None:
                 found[folder] = f"{folder} has no budget, and took {seconds:.0f} s"
-            elif seconds > limits.tolerance * budget:
-                found[folder] = f"{folder} took {seconds:.0f} s, more than {limits.tolerance:g} times its {budget:g} s"
+            elif seconds > tolerance * budget:
+                found[folder] = f"{folder} took {seconds:.0f} s, more than {tolerance:.2g} times its {budget:g} s"
         for name, seconds in sorted(self.own.items()):
             has_reason = name in self.marked or name.partition("[")[0] in limits.kept
-            if seconds > limits.slow_s and not has_reason:
-                found[name] = f"{name} took {seconds:.1f} s, more than {limits.slow_s:g} s, and is not marked as slow"
+            if seconds > slow_s and not has_reason:
+                found[name] = f"{name} took {seconds:.1f} s, more than {slow_s:.2g} s, and is not marked as slow"
         return found
 
 
@@ -139,6 +167,10 @@ class Report:
         self._config, self._limits = config, limits
         self._durations = Durations()
         self._warnings, self._failures = [], []
+        self._slowness = [1.0]
+
+    def pytest_sessionstart(self):
+        self._slowness = [self._limits.slowness()]
 
     def pytest_runtest_logreport(self, report):
         self._durations.add(report)
@@ -150,7 +182,8 @@ class Report:
             return
         cache = getattr(self._config, "cache", None)
         before = cache.get(_CACHE_KEY, []) if cache else []
-        found = self._durations.breaches(self._limits)
+        self._slowness.append(self._limits.slowness())
+        found = self._durations.breaches(self._limits, max(self._slowness))
         if cache:
             cache.set(_CACHE_KEY, sorted(found))
         self._failures = [found.pop(_WHOLE)] if _WHOLE in found else []
@@ -166,6 +199,9 @@ class Report:
         for seconds, name in self._durations.slowest(NAMED_TESTS):
             terminalreporter.line(f"{seconds:8.2f} s  {name}")
         terminalreporter.section("seconds of the folders")
+        if self._limits.speed:
+            told = " and ".join(f"{times:.2f}" for times in self._slowness)
+            terminalreporter.line(f"This machine took {told} times the seconds of the budget's, before and after.")
         for folder, seconds in self._durations.of_folders().items():
             terminalreporter.line(f"{seconds:8.0f} of {self._limits.folders.get(folder, 0):4g} s  {folder}")
         for text in self._warnings:

@@ -9,14 +9,22 @@ from typing import Any
 import keras
 import numpy as np
 from pyspark import RDD
-from pyspark.ml.linalg import DenseVector as NewDenseVector
 from pyspark.ml.linalg import Matrix as NewMatrix
 from pyspark.ml.linalg import Vector as NewVector
 from pyspark.mllib.linalg import Matrix, Vector
 from pyspark.mllib.regression import LabeledPoint
 
 from elephant.errors import DataError, brief_errors
-from elephant.spark.conversions import from_matrix, from_vector, lp_to_simple_rdd, to_matrix, to_ml_matrix, to_vector
+from elephant.spark.conversions import (
+    features_of,
+    from_matrix,
+    from_vector,
+    lp_to_simple_rdd,
+    to_matrix,
+    to_ml_matrix,
+    to_ml_vector,
+    to_vector,
+)
 from elephant.spark.rdd.model import OPTIONS, SparkModel
 from elephant.spark.saving.model_files import read_model
 
@@ -87,7 +95,7 @@ class SparkMLlibModel(SparkModel):
         """
         if isinstance(data, (Vector, NewVector)):
             row = self._outputs(from_vector(data)[np.newaxis], batch_size, 0)[0]
-            return NewDenseVector(row) if isinstance(data, NewVector) else to_vector(row)
+            return to_ml_vector(row) if isinstance(data, NewVector) else to_vector(row)
         if isinstance(data, (Matrix, NewMatrix)):
             rows = self._outputs(from_matrix(data), batch_size, verbose)
             return to_ml_matrix(rows) if isinstance(data, NewMatrix) else to_matrix(rows)
@@ -96,8 +104,8 @@ class SparkMLlibModel(SparkModel):
         first = data.take(1)
         if not first or not isinstance(first[0], (Vector, NewVector, LabeledPoint)):
             return super().predict(data, batch_size=batch_size, verbose=verbose)
-        predicted = super().predict(data.map(_array), batch_size=batch_size)
-        return predicted.map(_ml_vector if isinstance(first[0], NewVector) else to_vector)
+        predicted = super().predict(data.map(features_of), batch_size=batch_size)
+        return predicted.map(to_ml_vector if isinstance(first[0], NewVector) else to_vector)
 
     def evaluate(
         self, x: Any, y: Any = None, *args: Any, categorical: bool = False, nb_classes: int | None = None, **kwargs: Any
@@ -128,14 +136,6 @@ class SparkMLlibModel(SparkModel):
     def _outputs(self, rows: np.ndarray, batch_size: int, verbose: int) -> np.ndarray:
         outputs = self.model.predict(rows, batch_size=batch_size, verbose=verbose)
         return np.asarray(outputs, np.float64).reshape(len(rows), -1)
-
-
-def _array(row: Any) -> np.ndarray:
-    return from_vector(row.features if isinstance(row, LabeledPoint) else row)
-
-
-def _ml_vector(row: np.ndarray) -> NewDenseVector:
-    return NewDenseVector(row)
 
 
 @brief_errors
