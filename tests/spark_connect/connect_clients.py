@@ -1,8 +1,14 @@
-"""What clients of Spark Connect do in the tests: ``connect_clients.py URL FUNCTION ARGUMENT...``, in a new process."""
+"""What clients of Spark Connect do in the tests: ``connect_clients.py URL FUNCTION ARGUMENT...``, in a new process.
 
+``connect_clients.py URL`` imports Keras and PySpark once, and then makes a client of each line that it reads, in a
+process that is forked for it: what a client imports takes longer than what most of them do.
+"""
+
+import json
 import os
 import sys
 import tempfile
+import traceback
 import warnings
 
 import keras
@@ -277,8 +283,36 @@ def mark_and_wait(mark):
 
 
 def main():
-    url, name, *arguments = sys.argv[1:]
+    url, *called = sys.argv[1:]
     warnings.simplefilter("ignore")
+    if called:
+        call(url, *called)
+        return
+    for line in sys.stdin:
+        pid = os.fork()
+        if not pid:
+            os._exit(call_as_told(url, **json.loads(line)))
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+
+
+def call_as_told(url, command, folder, output):
+    """Runs a function as a new process would, with what it prints in a file; returns the exit status."""
+    os.chdir(folder)
+    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream in (1, 2):
+        os.dup2(file, stream)
+    try:
+        call(url, *command)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return 0
+
+
+def call(url, name, *arguments):
     spark = SparkSession.builder.remote(url).getOrCreate()
     try:
         globals()[name](spark, *arguments)

@@ -36,8 +36,12 @@ def missing_for_connect():
     return None
 
 
-def client_command(server, name, *arguments):
-    """Returns the command, and the environment, of a client that runs one function of `connect_clients`."""
+def client_command(server, *arguments):
+    """Returns the command, and the environment, of a client that runs one function of `connect_clients`.
+
+    Args:
+        arguments: The function's name and its arguments; nothing for a process that reads them.
+    """
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(_ROOT), str(_ROOT / "tests" / "support")]),
@@ -45,7 +49,7 @@ def client_command(server, name, *arguments):
     }
     for variable in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "DATABRICKS_RUNTIME_VERSION"):
         environment.pop(variable, None)
-    return [sys.executable, str(_CLIENTS), server.url, name, *map(str, arguments)], environment
+    return [sys.executable, str(_CLIENTS), server.url, *map(str, arguments)], environment
 
 
 class ConnectServer:
