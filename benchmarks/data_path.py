@@ -72,10 +72,10 @@ def by_path(folder: Path) -> Contender:
     from elephant.spark.training_data import rows_of_files
 
     estimator = untrained()
-    facts = estimator.getModel().source.facts
+    info = estimator.getModel().source.info
     choice, config = column_selection(estimator), fit_config(estimator)
     # Listing the files and reading their footers, on the driver, is part of it.
-    return lambda: shards_of(rows_of_files(Files(folder), facts, choice, config, preprocessed=False))
+    return lambda: shards_of(rows_of_files(Files(folder), info, choice, config, preprocessed=False))
 
 
 def untrained() -> Any:
@@ -90,8 +90,8 @@ def rows_of(frame: Any, estimator: Any) -> Any:
     from elephant.spark.params import column_selection
     from elephant.spark.training_data import rows_of_frame
 
-    facts = estimator.getModel().source.facts
-    return rows_of_frame(frame, facts, column_selection(estimator), preprocessed=False)
+    info = estimator.getModel().source.info
+    return rows_of_frame(frame, info, column_selection(estimator), preprocessed=False)
 
 
 def shards_of(rows: Any) -> int:
