@@ -73,7 +73,7 @@ def _rows_of(columns: list[pa.Array]) -> pa.Array:
     together = pa.concat_arrays(columns)
     places = np.arange(count * rows).reshape(count, rows).T.ravel()
     values = together if count == 1 else together.take(to_arrow(places))
-    return pa.ListArray.from_arrays(to_arrow(np.arange(rows + 1, dtype=np.int32) * np.int32(count)), values)
+    return pa.ListArray.from_arrays(to_arrow(np.arange(rows + 1) * count, dtype="int32"), values)
 
 
 def _of_one_type(columns: list[pa.Array], field: Field, first_row: int) -> list[pa.Array]:
@@ -94,7 +94,7 @@ def _in_lists(lists: pa.Array, cast: Callable[[pa.Array], pa.Array]) -> pa.Array
     offsets = np.concatenate([[0], np.cumsum(zero_for_null(pc.list_value_length(lists)))])
     # A null offset makes the list that begins there a null.
     nulls = np.append(from_arrow(lists.is_null()), False) if lists.null_count else None
-    return pa.LargeListArray.from_arrays(to_arrow(offsets.astype(np.int64), nulls), wanted)
+    return pa.LargeListArray.from_arrays(to_arrow(offsets, nulls, dtype="int64"), wanted)
 
 
 def _numbers(values: pa.Array, field: Field, first_row: int | None) -> pa.Array:
@@ -211,4 +211,4 @@ def lists_of(elements: pa.Array, num_rows: int) -> pa.ListArray:
     [[1, 2], [3, 4]]
     """
     width = len(elements) // max(num_rows, 1)
-    return pa.ListArray.from_arrays(to_arrow(np.arange(num_rows + 1, dtype=np.int32) * np.int32(width)), elements)
+    return pa.ListArray.from_arrays(to_arrow(np.arange(num_rows + 1) * width, dtype="int32"), elements)

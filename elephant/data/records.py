@@ -132,7 +132,7 @@ def _ragged(leaves: Sequence[Any], field: Field, natural: Shape, first_record: i
     values = to_arrow(_cast(elements, field, 1, first_record).reshape(-1))
     if natural:
         values = pa.FixedSizeListArray.from_arrays(values, int(np.prod(natural)))
-    return pa.LargeListArray.from_arrays(to_arrow(offsets.astype(np.int64)), values)
+    return pa.LargeListArray.from_arrays(to_arrow(offsets, dtype="int64"), values)
 
 
 def _text(leaves: Sequence[Any], field: Field, natural: Shape, first_record: int) -> pa.Array:
@@ -155,10 +155,10 @@ def _sparse(leaves: Sequence[Any], field: Field, first_record: int) -> pa.Array:
         sizes.append(size)
         indices.append(kept)
         values.append(_cast(numbers, field, len(kept), first_record + place))
-    offsets = to_arrow(np.cumsum([0, *map(len, values)]).astype(np.int32))
+    offsets = to_arrow(np.cumsum([0, *map(len, values)]), dtype="int32")
     parts = {
         "type": to_arrow(np.zeros(len(leaves), np.int8)),
-        "size": to_arrow(np.array(sizes, np.int32)),
+        "size": to_arrow(np.array(sizes), dtype="int32"),
         "indices": pa.ListArray.from_arrays(offsets, to_arrow(np.concatenate(indices))),
         "values": pa.ListArray.from_arrays(offsets, to_arrow(np.concatenate(values))),
     }

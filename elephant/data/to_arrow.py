@@ -10,17 +10,29 @@ import numpy as np
 import pyarrow as pa
 
 
-def to_arrow(values: np.ndarray, nulls: np.ndarray | None = None) -> pa.Array:
-    """Returns numbers as an Arrow array over the same memory.
+def to_arrow(values: np.ndarray, nulls: np.ndarray | None = None, *, dtype: str | None = None) -> pa.Array:
+    """Returns numbers as an Arrow array, over the same memory where that is contiguous and of their type.
 
     Args:
-        values: Numbers of any type but bool, of shape (rows,).
+        values: Numbers of any type and byte order but bool, of shape (rows,).
         nulls: bool of shape (rows,), true where a row is a null; None of none.
+        dtype: The type that integers become; None keeps theirs.
+
+    Raises:
+        OverflowError: An integer is none of ``dtype``.
+        TypeError: They are booleans, which Arrow keeps in bits.
 
     >>> to_arrow(np.array([1.5, 2.5, 3.5]), np.array([False, True, False])).to_pylist()
     [1.5, None, 3.5]
     """
-    whole = np.ascontiguousarray(values)
+    if values.dtype.kind == "b":
+        raise TypeError("to_arrow: expected numbers. Received: booleans.")
+    wanted = values.dtype.newbyteorder("=") if dtype is None else np.dtype(dtype)
+    if dtype is not None and values.size:
+        bounds = np.iinfo(wanted)
+        if values.min() < bounds.min or values.max() > bounds.max:
+            raise OverflowError(f"to_arrow: expected {dtype}. Received: {values.min()} to {values.max()}.")
+    whole = np.ascontiguousarray(values, wanted)
     valid = None if nulls is None else pa.py_buffer(np.packbits(~nulls, bitorder="little"))
     return pa.Array.from_buffers(pa.from_numpy_dtype(whole.dtype), len(whole), [valid, pa.py_buffer(whole)])
 

@@ -233,7 +233,7 @@ def _lists(matrix: np.ndarray, kind: pa.DataType) -> pa.Array:
 
 def _sequences(values: RaggedArray, kind: pa.DataType) -> pa.Array:
     elements = values.buffers[0].reshape(len(values.buffers[0]), -1)
-    offsets = to_arrow((values.offsets * elements.shape[1]).astype(np.int32))
+    offsets = to_arrow(values.offsets * elements.shape[1], dtype="int32")
     return pa.ListArray.from_arrays(offsets, _numbers(elements, kind))
 
 

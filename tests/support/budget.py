@@ -7,7 +7,7 @@ minute: the first breach is a warning, and only one that the run before had as w
 CI, remembers no run before. All folders together break theirs by no such chance: that fails the run at once.
 Durations are those of the controller, so that they are whole under xdist too. Seconds are those of the machine on which
 a program that the budget names takes so much processor time as it says: a run measures that program before its tests
-and after them, and where it is slower, so many times longer may everything take.
+and after them, and where it is slower, everything may take longer by the mean of both.
 """
 
 import os
@@ -183,7 +183,7 @@ class Report:
         cache = getattr(self._config, "cache", None)
         before = cache.get(_CACHE_KEY, []) if cache else []
         self._slowness.append(self._limits.slowness())
-        found = self._durations.breaches(self._limits, max(self._slowness))
+        found = self._durations.breaches(self._limits, sum(self._slowness) / 2)
         if cache:
             cache.set(_CACHE_KEY, sorted(found))
         self._failures = [found.pop(_WHOLE)] if _WHOLE in found else []
