@@ -24,6 +24,9 @@ EXTRAS = local,test,dev,docs
 TESTS =
 endif
 
+# What has a target of its own, because all tests together have 40 minutes.
+OWN_TIME = --ignore=tests/kubernetes
+
 # What benchmarks may leave open: they use untyped libraries. Names and arguments that do not exist are errors there too.
 LOOSE_TYPES = arg-type assignment call-overload import-not-found import-untyped misc union-attr
 
@@ -46,7 +49,15 @@ test: venv ## test every promise at least once (PYTEST_ARGS="-k ring -x" for som
 	@"$$VENV/bin/python" $(PYTEST) -m "not slow and not gpu" -p no:randomly --hypothesis-profile=dev $(TESTS) $(PYTEST_ARGS)
 
 test-all: venv ## run all tests, in random order and with more examples, within tests/budget.toml
-	@"$$VENV/bin/python" $(PYTEST) -p randomly --hypothesis-profile=ci --budget=tests/budget.toml $(TESTS) $(PYTEST_ARGS)
+	@"$$VENV/bin/python" $(PYTEST) -p randomly --hypothesis-profile=ci --budget=tests/budget.toml $(OWN_TIME) $(TESTS) $(PYTEST_ARGS)
+
+.PHONY: test-kubernetes
+test-kubernetes: venv ## test Spark's Kubernetes back end with processes as pods, as root (not part of test-all: minutes)
+	@"$$VENV/bin/python" -m pytest tests/kubernetes -p no:randomly $(PYTEST_ARGS)
+
+.PHONY: test-yarn
+test-yarn: venv ## test the jobs on YARN and HDFS, whose programs come from Maven Central (part of test-all)
+	@"$$VENV/bin/python" -m pytest tests/yarn -p no:randomly $(PYTEST_ARGS)
 
 check: venv ## formatting, lint, types, and the house: which folder imports what, names
 	@"$$VENV/bin/python" -m ruff format --check .
@@ -76,6 +87,22 @@ gpu-check: venv ## try this machine's GPUs with real ranks, without Spark (GPU_C
 .PHONY: mutate
 mutate: venv ## plant small faults, one at a time, and see that tests find them (MUTATE_ARGS="--only ring")
 	@"$$VENV/bin/python" tests/mutations/run.py $(MUTATE_ARGS)
+
+.PHONY: test-versions
+test-versions: venv ## run some tests with the versions of tests/versions/matrix.yaml: over an hour (VERSIONS_ARGS="--only emr")
+	@"$$VENV/bin/python" tests/versions/run.py $(VERSIONS_ARGS)
+
+.PHONY: wheels
+wheels: venv ## build into dist/ what a release publishes: source, a wheel with the kernels, a pure one
+	@"$$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -e ".[release]"
+	@rm -rf build dist
+	@"$$VENV/bin/python" -m build --outdir dist .
+	@rm -rf build
+	@CC=none "$$VENV/bin/python" -m build --wheel --outdir dist .
+	@rm -rf build
+	@for wheel in dist/*-linux_*.whl; do [ ! -e "$$wheel" ] || \
+		{ PATH="$$(cd "$$VENV/bin" && pwd):$$PATH" "$$VENV/bin/python" -m auditwheel repair -w dist "$$wheel" && rm "$$wheel"; }; done
+	@"$$VENV/bin/python" -m twine check --strict dist/*
 
 clean: ## remove the virtual environment and what tools left behind
 	@if [ -f "$$VENV/pyvenv.cfg" ]; then rm -rf "$$VENV"; fi

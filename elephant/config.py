@@ -104,9 +104,9 @@ class FitConfig(_OptionsOfFit):
 
     def __post_init__(self) -> None:
         settle(self, Scope.FIT, _names(Scope.FIT))
-        if self.is_synchronous:
+        if self.mode == "synchronous":
             self._refuse_options_of_servers()
-        else:
+        if not self.is_synchronous:
             self._refuse_options_of_ranks()
 
     @classmethod
@@ -129,18 +129,22 @@ class FitConfig(_OptionsOfFit):
     def _refuse_options_of_servers(self) -> None:
         for option in options_of(Scope.SERVERS):
             value = getattr(self.asynchronous, option.name)
-            if value != option.default:
+            if value != option.default and not (option.in_rounds and self.trains_in_rounds):
+                have = "have a parameter server"
+                if self.trains_in_rounds:
+                    have = "have workers that go at their own pace"
                 raise ConfigurationError(
-                    f"{option.name}: expected mode='asynchronous' or 'hogwild', which have a parameter server. "
-                    f"Received: {option.name}={value!r} with mode='synchronous'. Change the mode, or leave "
+                    f"{option.name}: expected mode='asynchronous' or 'hogwild', which {have}. "
+                    f"Received: {option.name}={value!r} with {self.way}. Change the mode, or leave "
                     f"{option.name} out."
                 )
 
     def _refuse_options_of_ranks(self) -> None:
         for option in options_of(Scope.FIT):
-            if option.ranks_only and getattr(self, option.name) != option.default:
+            excluded = option.ranks_only and not (option.in_rounds and self.trains_in_rounds)
+            if excluded and getattr(self, option.name) != option.default:
                 raise ConfigurationError(
-                    f"{option.name}: expected mode='synchronous'. Received: mode={self.mode!r}, in which there is "
+                    f"{option.name}: expected {self.way_of_ranks}. Received: {self.way}, in which there is "
                     f"{option.ranks_only}. Leave {option.name} out."
                 )
 
@@ -157,7 +161,27 @@ class FitConfig(_OptionsOfFit):
     @property
     def is_synchronous(self) -> bool:
         """True if ranks exchange with each other, and not with a parameter server."""
+        return self.mode == "synchronous" and self.aggregation == "allreduce"
+
+    @property
+    def trains_in_rounds(self) -> bool:
+        """True if workers take every step together, by way of a parameter server that averages their gradients."""
+        return self.mode == "synchronous" and self.aggregation == "server"
+
+    @property
+    def takes_steps_together(self) -> bool:
+        """True if all workers take every step together, and so run at the same time."""
         return self.mode == "synchronous"
+
+    @property
+    def way(self) -> str:
+        """The options that say how workers train together, as the user writes them."""
+        return "aggregation='server'" if self.trains_in_rounds else f"mode={self.mode!r}"
+
+    @property
+    def way_of_ranks(self) -> str:
+        """The option to write in its place for ranks that exchange with each other."""
+        return "aggregation='allreduce'" if self.trains_in_rounds else "mode='synchronous'"
 
     @property
     def averages_gradients(self) -> bool:

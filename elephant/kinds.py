@@ -236,6 +236,24 @@ def _spark_options(value: Any) -> dict[str, str]:
     }
 
 
+def _distribution(value: Any) -> dict[str, Any]:
+    """Returns a division of a model's layers as JSON has it; a `LayoutMap` of Keras has a mesh and rules by name."""
+    mesh = getattr(value, "device_mesh", None)
+    if mesh is not None and isinstance(value, Mapping):
+        rules = {pattern: getattr(layout, "axes", layout) for pattern, layout in value.items()}
+        value = {"shape": mesh.shape, "axis_names": mesh.axis_names, "layouts": rules}
+    if not isinstance(value, Mapping) or not {"shape", "axis_names", "layouts"} <= set(value):
+        raise TypeError
+    shape, names = [_integer(size) for size in value["shape"]], [_some_text(name) for name in value["axis_names"]]
+    layouts = {_some_text(pattern): list(axes) for pattern, axes in value["layouts"].items()}
+    rows = value.get("batch_dim_name") or names[0]
+    used = [[axis for axis in axes if axis is not None] for axes in layouts.values()]
+    is_mesh = len(shape) == len(names) == len(set(names)) and min(shape, default=0) >= 1 and rows in names
+    if not is_mesh or not layouts or any(len(axes) > len(set(axes)) or set(axes) - set(names) for axes in used):
+        raise ValueError
+    return {"shape": shape, "axis_names": names, "batch_dim_name": rows, "layouts": layouts}
+
+
 def _reference(value: Any) -> str:
     if is_reference(_some_text(value)):
         return str(value)
@@ -364,6 +382,13 @@ CLASS_WEIGHT = Kind(
     _class_weight,
     written=f"pairs such as class=weight, or {BALANCED}",
     gather=pairs_or_words,
+)
+DISTRIBUTION = Kind(
+    dict,
+    "keras.distribution.ModelParallel, or a LayoutMap with a device mesh and rules that name its axes",
+    _distribution,
+    written="module:name",
+    reference=_reference,
 )
 SPARK_OPTIONS = Kind(dict, "pairs such as name=value", _spark_options, gather=pairs)
 REFERENCES_BY_NAME = Kind(

@@ -20,6 +20,7 @@ from elephant.kinds import (
     CALLBACKS,
     CLASS_WEIGHT,
     COLUMNS,
+    DISTRIBUTION,
     FUNCTION,
     LABEL_COLUMNS,
     NUMBER,
@@ -62,6 +63,7 @@ class Option:
         scope: The part of the program that it belongs to.
         help: One line on what it is for.
         ranks_only: Why modes with a parameter server do not have it; empty where they do.
+        in_rounds: Whether synchronous training in rounds at parameter servers has it, where not all modes with them do.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Option:
     _: KW_ONLY
     help: str
     ranks_only: str = ""
+    in_rounds: bool = False
 
     @property
     def param(self) -> str:
@@ -225,6 +228,9 @@ OPTIONS = (
     Option("mode", _MODE, "synchronous", FIT,
            help="how workers train together: 'synchronous' ('sync'), or with a parameter server 'asynchronous' "
            "('async') or 'hogwild' (asynchronous without locks)"),
+    Option("aggregation", one_of("allreduce", "server"), "allreduce", FIT,
+           help="synchronous mode: where gradients are averaged: 'allreduce' among the workers, or 'server' at "
+           "parameter servers, where a lost worker is started again while the others wait"),
     Option("num_workers", _COUNT, 1, FIT,
            help="workers, each one Spark task (>= 1); of a barrier stage in synchronous mode"),
     Option("epochs", _COUNT, 1, FIT,
@@ -240,6 +246,7 @@ OPTIONS = (
     Option("learning_rate", _POSITIVE, None, FIT,
            help="replaces the learning rate that the model was compiled with; not set keeps it"),
     Option("scale_learning_rate", SWITCH, False, FIT, ranks_only="no global batch: every push is one worker's own",
+           in_rounds=True,
            help="whether to multiply the learning rate by numWorkers, as larger global batches may want"),
     Option("frequency", _FREQUENCY, "batch", FIT,
            help="'batch' exchanges gradients each step; an integer k or 'epoch' exchanges weights, every k steps or "
@@ -250,6 +257,7 @@ OPTIONS = (
     Option("sync_batch_norm", SWITCH, False, FIT, ranks_only="no step in which all workers' rows meet",
            help="whether batch normalization uses the statistics of all workers' rows"),
     Option("allow_batch_coupled_loss", SWITCH, False, FIT, ranks_only="no loss of several workers' rows",
+           in_rounds=True,
            help="whether a loss may couple the rows of a batch; each worker computes it on its own rows"),
     Option("cache", one_of("disk", "memory"), "disk", FIT,
            help="where a worker keeps its rows: 'disk', memory-mapped, or 'memory'"),
@@ -264,6 +272,9 @@ OPTIONS = (
     Option("gpu_transport", one_of("auto", "host", "nccl"), "auto", FIT, ranks_only="no allreduce to run on GPUs",
            help="how GPUs reduce gradients: 'host', or on PyTorch and JAX 'nccl'; 'auto' takes nccl on PyTorch where "
            "all workers share a host"),
+    Option("distribution", DISTRIBUTION, None, FIT, ranks_only="no step that all workers compute together",
+           help="on JAX: keras.distribution.ModelParallel, or a LayoutMap, by which Keras divides the layers among the "
+           "workers; not set gives each worker the whole model"),
     Option("mixed_precision", SWITCH, False, FIT,
            help="whether workers compute in 16 bits where the model's layers leave that open"),
     Option("checkpoint_path", PATH, None, FIT,
@@ -288,13 +299,15 @@ OPTIONS = (
     Option("background_exchange", SWITCH, False, SERVERS,
            help="asynchronous modes: whether a worker computes a step while the exchange of the last one goes on"),
     Option("parameter_servers", _COUNT, 1, SERVERS,
-           help="asynchronous modes: processes that the weights are divided over (>= 1)"),
+           in_rounds=True,
+           help="parameter servers: processes that the weights are divided over (>= 1)"),
     Option("server_placement", one_of("driver", "executors"), "driver", SERVERS,
-           help="asynchronous modes: where parameter servers run: 'driver' or 'executors'"),
-    Option("port", _PORT, 0, SERVERS,
-           help="asynchronous modes: the first parameter server's port, others take the next ones; 0 takes free ones"),
-    Option("snapshot_seconds", _SECONDS, 30.0, SERVERS,
-           help="asynchronous modes: seconds between two snapshots, from which a lost server comes back; 0 makes none "
+           in_rounds=True,
+           help="parameter servers: where they run: 'driver' or 'executors'"),
+    Option("port", _PORT, 0, SERVERS, in_rounds=True,
+           help="parameter servers: the first one's port, others take the next ones; 0 takes free ones"),
+    Option("snapshot_seconds", _SECONDS, 30.0, SERVERS, in_rounds=True,
+           help="parameter servers: seconds between two snapshots, from which a lost server comes back; 0 makes none "
            "by time"),
 )
 # fmt: on
@@ -383,8 +396,72 @@ _NCCL_PAIRS = (
     _excludes_nccl("use_gpu", lambda use_gpu: use_gpu is not False, "use_gpu=True or 'auto'"),
 )
 
+
+def _excludes_rounds(name: str, holds: Callable[[Any], bool], expected: str, why: str) -> Pair:
+    """Returns the rule that averages at parameter servers go with some values alone of another option."""
+    return Pair(
+        "aggregation",
+        FIT,
+        lambda given: given.aggregation == "allreduce" or holds(getattr(given, name)),
+        lambda given: (
+            f"{expected} with 'server', {why}. Received: {name}={getattr(given, name)!r}. Change {name}, or pass "
+            "'allreduce'."
+        ),
+    )
+
+
+_ROUND_PAIRS = (
+    _excludes_rounds(
+        "mode", lambda mode: mode == "synchronous", "mode='synchronous'", "which is a way of taking steps together"
+    ),
+    _excludes_rounds(
+        "frequency",
+        lambda frequency: frequency == "batch",
+        "frequency='batch'",
+        "which averages every step's gradients",
+    ),
+    _excludes_rounds(
+        "steps_per_epoch",
+        lambda steps: steps is None,
+        "epochs of all rows",
+        "whose workers know of their own rows alone",
+    ),
+)
+
+
+def _excludes_distribution(name: str, holds: Callable[[Any], bool], expected: str) -> Pair:
+    """Returns the rule that a divided model goes with some values alone of another option."""
+    return Pair(
+        "distribution",
+        FIT,
+        lambda given: given.distribution is None or holds(getattr(given, name)),
+        lambda given: (
+            f"{expected} with a model whose layers are divided among the workers, which have no gradients to "
+            f"exchange. Received: {name}={getattr(given, name)!r}. Leave {name} or distribution out."
+        ),
+    )
+
+
+_DISTRIBUTION_PAIRS = (
+    _excludes_distribution("frequency", lambda frequency: frequency == "batch", "frequency='batch'"),
+    _excludes_distribution("compression", lambda compression: compression is None, "no compression"),
+    _excludes_distribution("gpu_transport", lambda transport: transport != "nccl", "gpu_transport='auto'"),
+    Pair(
+        "distribution",
+        FIT,
+        lambda given: given.distribution is None or math.prod(given.distribution["shape"]) == given.num_ranks,
+        lambda given: (
+            f"a device mesh of {given.num_ranks} devices, one for each rank (num_workers={given.num_workers}, "
+            f"gpus_per_worker={given.gpus_per_worker}). Received: the shape {tuple(given.distribution['shape'])}. "
+            "Change the mesh, or num_workers."
+        ),
+    ),
+)
+
 PAIRS = (
     *_NCCL_PAIRS,
+    *_DISTRIBUTION_PAIRS,
+    *_ROUND_PAIRS,
     Pair(
         "validation_fraction",
         ROWS,

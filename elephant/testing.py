@@ -6,26 +6,20 @@ collective. There is no Spark session, and no GPU.
 
 from __future__ import annotations
 
-import contextlib
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from elephant.cluster.gpu_plan import NONE, ResourcePlan
 from elephant.config import FitConfig, Timeouts
 from elephant.data.casting import lists_of
 from elephant.data.schema import DENSE, FEATURES, LABEL, SCALAR, DataSchema, Field, nest_of, role_of
-from elephant.driver.launcher import LocalLauncher
-from elephant.driver.run import check_call, function_spec, pickled_call, pickler, unpickled
-from elephant.driver.run_ranks import attempt_here, results_of, run_ranks, the_coordinator
+from elephant.driver.local_ranks import fit_here, run_here
+from elephant.driver.run import check_call
 from elephant.errors import DataError, brief_errors
 from elephant.monitor.progress import Progress
 from elephant.options import FIT, options_of, refuse_unknown
-from elephant.task.rendezvous import installed_versions
-from elephant.task.specs import TaskSpec
 
 if TYPE_CHECKING:
     import keras
@@ -82,12 +76,7 @@ def run_local(
     timeouts = Timeouts() if timeouts is None else timeouts
     check_call(fn, args, kwargs, num_workers, verbose, timeouts, env)
     progress = Progress(num_workers=num_workers, epochs=0, verbose=verbose)
-    call = pickled_call(fn, args, kwargs)
-    spec = function_spec(call, _plan(num_workers), timeouts, env, progress.shows_output)
-    result = functools.partial(results_of, num_workers)
-    attempt_on = functools.partial(attempt_here, LocalLauncher, timeouts, progress, result=result)
-    results = run_ranks([()] * num_workers, spec, progress, attempt_on)
-    return [unpickled(result, rank) for rank, result in enumerate(results)]
+    return run_here(fn, args, kwargs, num_workers=num_workers, progress=progress, timeouts=timeouts, env=env)
 
 
 @brief_errors
@@ -142,7 +131,6 @@ def fit_local(
         >>> len(history["loss"])  # doctest: +SKIP
         2
     """
-    from elephant.driver.driver_turns import SynchronousEpochs
     from elephant.modeling.model_spec import model_source
     from elephant.rank.callbacks.callback_rules import check_callbacks
     from elephant.rank.job import TrainingJob, limited
@@ -155,30 +143,8 @@ def fit_local(
     schema, columns = _columns_of(x, y, model_spec.info.dtype)
     progress = Progress(num_workers=num_workers, epochs=config.epochs, verbose=verbose)
     job = TrainingJob(model_spec, tuple(callbacks), config, schema)
-    turns = SynchronousEpochs(job)
-    spec = TaskSpec(
-        program="fit",
-        driver_versions=installed_versions(),
-        job=pickler()(turns.job_of_ranks()),
-        backend=model_spec.settings.backend,
-        schema=schema,
-        timeouts=config.timeouts,
-        environment={} if env is None else dict(env),
-        shows_output=progress.shows_output,
-        plan=_plan(num_workers),
-    )
-    attempt_on = functools.partial(
-        attempt_here, LocalLauncher, config.timeouts, progress, result=the_coordinator, turns=turns
-    )
-    batches = [[batch] for batch in _batches_of(columns, num_workers)]
-    with contextlib.closing(turns):
-        result = run_ranks(batches, spec, progress, attempt_on).result()
-        variables = turns.end(result.variables, result.rows, ())
-    return result.history, model_spec.with_variables(variables, result.rows).build()
-
-
-def _plan(num_workers: int) -> ResourcePlan:
-    return ResourcePlan(devices=NONE, slots_needed=num_workers)
+    fit = fit_here(job, _parts_of(columns, num_workers), progress, {} if env is None else env)
+    return fit.history, model_spec.with_variables(fit.variables, fit.rows).build()
 
 
 def _columns_of(x: Any, y: Any, float_type: str) -> tuple[DataSchema, dict[str, np.ndarray]]:
@@ -210,7 +176,7 @@ def _numbers(array: Any, role: str, float_type: str) -> np.ndarray:
     return array.astype(float_type) if array.dtype.kind == "f" else array
 
 
-def _batches_of(columns: Mapping[str, np.ndarray], count: int) -> list[pa.RecordBatch]:
+def _parts_of(columns: Mapping[str, np.ndarray], count: int) -> list[pa.RecordBatch]:
     """Returns the rows of each rank: the first ones of the first, and so on."""
     parts = [np.array_split(array, count) for array in columns.values()]
     return [

@@ -61,10 +61,17 @@ def by_value(request):
 
 
 @pytest.fixture
-def network():
-    """Two hosts with a link between them, where this process may make network namespaces."""
+def network(request):
+    """Two hosts, or ``request.param`` of them, with links between all, where this process may make network namespaces.
+
+    None where the parameter is that.
+    """
+    count = getattr(request, "param", 2)
+    if count is None:
+        yield None
+        return
     try:
-        with Network(2) as network:
+        with Network(count) as network:
             yield network
     except NetworkUnavailableError as error:
         pytest.skip(str(error))

@@ -24,9 +24,13 @@ _NOT_RUN = {
     ("CONTRIBUTING.md", 0): "make's targets run these tests",
     ("benchmarks/README.md", 0): "measures for hours on a quiet machine, some as root",
     ("benchmarks/README.md", 1): "measures for a quarter of an hour; tests/test_benchmark_results.py runs its program",
+    ("docs/clusters.md", 0): "needs YARN; tests/yarn submits the job to a YARN of its own",
+    ("docs/clusters.md", 1): "needs Kubernetes; tests/kubernetes submits the job to pods of its own",
     ("docs/development.md", 0): "make's targets run these tests",
     ("docs/development.md", 2): "takes half an hour; tests/mutations holds its parts",
+    ("docs/exactness.md", 0): "takes minutes; tests/cli/test_verify.py runs the program on a model and rows",
     ("docs/install.md", 0): "pip needs a registry",
+    ("docs/install.md", 1): "pip needs a registry",
     ("docs/performance.md", 0): "needs clusters; tests/cli/test_bench.py runs the program on this machine",
     ("docs/serving.md", 0): "needs an image from a registry; test_pages.py calls the model that is served",
     ("docs/tutorials/index.md", 0): "pip needs a registry",
@@ -35,7 +39,10 @@ _NOT_RUN = {
     ("spark_jobs/README.md", 2): "needs HDFS; tests/spark_jobs submits the job to a cluster of its own",
     ("spark_jobs/README.md", 3): "pip needs a registry",
     ("spark_jobs/README.md", 4): "needs an environment's archive; tests/spark_jobs/test_conf.py submits its settings",
+    ("spark_jobs/README.md", 5): "needs a container engine; tests/spark_jobs/test_conf.py reads and lints the file",
 }
+# Where the image for Kubernetes has the jobs.
+_IN_IMAGE = "local:///opt/elephant/"
 # Programs of others, whose options are not looked at.
 _OTHERS = {"pip", "docker", "curl", "venv-pack"}
 
@@ -112,6 +119,7 @@ def python_words(words):
     if program == "elephant":
         return ["-m", "elephant", *words[1:]]
     if program == "spark-submit":
+        words = [word.removeprefix(_IN_IMAGE) for word in words]
         return words[next(place for place, word in enumerate(words) if re.match(r"spark_jobs/.*\.py$", word)) :]
     if program.startswith("python") and words[1:3] not in (["-m", "pytest"], ["-m", "venv"]):
         return words[1:]

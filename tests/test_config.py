@@ -97,3 +97,73 @@ def test_algorithm_when_it_names_a_moving_rate_then_workers_move_by_it():
     assert config.new_algorithm().elasticity == 0.25
     usual = FitConfig(mode="async", num_workers=3, asynchronous=AsynchronousOptions(algorithm="eamsgd"))
     assert usual.new_algorithm().elasticity == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mode": "async"}, "aggregation: expected mode='synchronous' with 'server', .* Received: mode='asynchronous'"),
+        ({"frequency": 3}, "aggregation: expected frequency='batch' with 'server', .* Received: frequency=3"),
+        ({"steps_per_epoch": 3}, "aggregation: expected epochs of all rows with 'server', .* steps_per_epoch=3"),
+        (
+            {"sync_batch_norm": True},
+            "sync_batch_norm: expected aggregation='allreduce'. .* aggregation='server', in which",
+        ),
+        ({"gpu_transport": "nccl"}, "gpu_transport: expected aggregation='allreduce'"),
+        ({"max_staleness": 2}, "max_staleness: expected mode='asynchronous' .* go at their own pace"),
+        (
+            {"background_exchange": True},
+            "background_exchange: expected mode='asynchronous' .* with aggregation='server'",
+        ),
+        ({"algorithm": "adag"}, "algorithm: expected mode='asynchronous'"),
+    ],
+    ids=str,
+)
+def test_rounds_when_options_do_not_go_with_them_then_say_so(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        FitConfig.of({"aggregation": "server", **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"frequency": 3}, "distribution: expected frequency='batch' with a model whose layers are divided .*=3"),
+        ({"compression": "int8"}, "distribution: expected no compression with .* Received: compression='int8'"),
+        ({"gpu_transport": "nccl"}, "distribution: expected gpu_transport='auto' with .* Leave gpu_transport or"),
+        ({"num_workers": 3}, r"expected a device mesh of 3 devices, .*num_workers=3.* Received: the shape \(1, 2\)"),
+        (
+            {"mode": "hogwild"},
+            "distribution: expected mode='synchronous'. .* no step that all workers compute together",
+        ),
+        ({"aggregation": "server"}, "distribution: expected aggregation='allreduce'"),
+    ],
+    ids=str,
+)
+def test_distribution_when_options_do_not_go_with_it_then_says_so(options, message):
+    rules = {"shape": (1, 2), "axis_names": ("batch", "model"), "layouts": {".*kernel": (None, "model")}}
+    assert FitConfig(num_workers=2, distribution=rules).distribution["batch_dim_name"] == "batch"
+    with pytest.raises(ConfigurationError, match=message):
+        FitConfig.of({"num_workers": 2, "distribution": rules, **options})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"shape": [2]},
+        {"axis_names": ["batch", "batch"]},
+        {"layouts": {}},
+        {"layouts": {"k": ["rows"]}},
+        {"shape": None},
+    ],
+    ids=str,
+)
+def test_distribution_when_its_mesh_or_a_rule_makes_no_sense_then_says_what_it_may_be(change):
+    rules = {"shape": (1, 2), "axis_names": ("batch", "model"), "layouts": {".*kernel": (None, "model")}}
+    with pytest.raises(ConfigurationError, match="distribution: expected keras.distribution.ModelParallel, or a Layou"):
+        FitConfig(num_workers=2, distribution={**rules, **change})
+
+
+def test_rounds_when_options_go_with_them_then_are_taken():
+    rounds = FitConfig.of({"aggregation": "server", "scale_learning_rate": True, "parameter_servers": 2, "port": 4000})
+    assert rounds.trains_in_rounds and rounds.takes_steps_together and not rounds.is_synchronous
+    assert rounds.pushes_gradients

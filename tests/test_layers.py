@@ -253,13 +253,14 @@ def is_concrete(method):
             "from elephant.task.specs import result_row; result_row(0, b'abc').schema",
             ("pyspark", "keras", "tensorflow", "pandas"),
         ),
-        ("import elephant.task.predict_task, elephant.spark.evaluate", ("keras", "tensorflow")),
         # Functions of these modules run in Spark's Python workers.
         (
-            "import elephant.task.partition_statistics, elephant.cluster.row_source, elephant.spark.rdd.inference, "
-            "elephant.spark.conversions, elephant.spark.hadoop_files, elephant.driver.server_processes",
-            ("keras", "tensorflow"),
+            "import elephant.task.predict_task, elephant.task.partition_statistics, elephant.cluster.row_source, "
+            "elephant.spark.evaluate, elephant.spark.hadoop_files, elephant.driver.server_processes",
+            ("keras", "tensorflow", "pandas"),
         ),
+        # And of this one, with vectors of pyspark.ml, which imports pandas.
+        ("import elephant.spark.conversions", ("keras", "tensorflow")),
         ("import elephant.cli.main", ("pyspark", "keras", "tensorflow", "pyarrow", "numpy")),
         ("import elephant.rank.__main__", ("pyspark", "keras", "tensorflow", "pyarrow")),
         (

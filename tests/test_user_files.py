@@ -11,6 +11,7 @@ import pytest
 from keras_reference import classifier_data, regression_model
 
 from elephant import collective, testing
+from elephant.driver import local_ranks
 from elephant.errors import WorkerFailure
 from elephant.storage.user_files import make_folder, put_down, taken_files
 
@@ -94,7 +95,7 @@ def folder(own_folder, monkeypatch, warm_ranks):
     """The driver's folder; ranks have folders of their own, as they have on executors."""
     # One for all tests: a server forks for those alone that work where it does.
     monkeypatch.chdir(own_folder)
-    monkeypatch.setattr(testing, "TaskSpec", functools.partial(testing.TaskSpec, brings_files=True))
+    monkeypatch.setattr(local_ranks, "TaskSpec", functools.partial(local_ranks.TaskSpec, brings_files=True))
     yield own_folder
     for path in own_folder.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()

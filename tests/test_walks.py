@@ -33,7 +33,8 @@ TO_SPARK = [
 ]
 # The driver's part of a fit without checkpoints, as the DataFrame goes: its columns, its cluster, its ranks.
 OF_THE_DRIVER = [
-    Step("spark/estimator.py", "KerasEstimator._fit", "rows_of_frame"),
+    Step("spark/estimator.py", "KerasEstimator._fit", "_rows"),
+    Step("spark/estimator.py", "KerasEstimator._rows", "rows_of_frame"),
     Step("spark/training_data.py", "rows_of_frame", "_training_data"),
     Step("spark/training_data.py", "_training_data", "training_schema"),
     Step("spark/columns/column_types.py", "training_schema", "schema_with_targets"),

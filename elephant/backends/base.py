@@ -8,7 +8,7 @@ import queue
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -40,6 +40,70 @@ class BatchForm(Protocol):
         """Returns a batch as Keras gives it to a ``train_step``."""
 
 
+# Takes the outputs of a model's last stage, and what they are compared with; returns a loss without a dimension.
+StageLoss = Callable[[list[Any], Any], Any]
+
+
+class StageFunctions(NamedTuple):
+    """The passes of a stage.
+
+    Attributes:
+        forward: Takes arrays, what the outputs are compared with, and the part of the step's rows that these are.
+            Returns the outputs, the loss times that part, and what the way back needs.
+        backward: Takes the last of these, the gradients of the float outputs, the scale of the loss, and the sums of
+            the gradients of the stage's weights so far, or None. Returns the gradients of the float inputs,
+            none in the first stage, and the new sums; None in the place of a weight on which nothing depends.
+        infer: Takes arrays and returns the outputs, not in training.
+    """
+
+    forward: Callable[[Sequence[np.ndarray], Any, float], tuple[list[np.ndarray], float, Any]]
+    backward: Callable[[Any, Sequence[np.ndarray], float, list[Any] | None], tuple[list[np.ndarray], list[Any]]]
+    infer: Callable[[Sequence[np.ndarray]], list[np.ndarray]]
+
+
+class ModelDistribution(ABC):
+    """Division of a model's variables, and of those of its optimizer, among the devices of all ranks.
+
+    Attributes:
+        is_divided: Whether each device has its part of the model now, and no rank the whole.
+    """
+
+    is_divided = False
+
+    @abstractmethod
+    def run(self, fit: Callable[[], None]) -> None:
+        """Runs a fit, which may wait for other ranks in each step; all ranks call it.
+
+        Raises:
+            NetworkError: Another rank is gone.
+            Exception: Whatever the fit raises.
+        """
+
+    @abstractmethod
+    def on_host(self) -> contextlib.AbstractContextManager[object]:
+        """Has models made in the host's memory, for the time of a ``with`` block: a device may not hold the whole."""
+
+    @abstractmethod
+    def begin(self, model: keras.Model) -> None:
+        """Divides a model that is whole on all ranks, and has it trained in parts; called in what `run` was given.
+
+        Raises:
+            ConfigurationError: The rules divide no variable of this model, or one into parts that are not equal.
+        """
+
+    @abstractmethod
+    def divide(self, model: keras.Model) -> None:
+        """Gives each device its part of a model that is whole, and equal on all ranks."""
+
+    @abstractmethod
+    def gather(self, model: keras.Model) -> None:
+        """Makes a model whole in each host's memory; all ranks call it."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leaves the other ranks' devices."""
+
+
 class Backend(ABC):
     """One framework.
 
@@ -58,8 +122,10 @@ class Backend(ABC):
         takes_strings: Whether models can have inputs of strings.
         count_dtype: In which dtype large numbers are counted exactly.
         has_nccl: Whether gradients can be reduced on the ranks' devices.
+        divides_models: Whether Keras can divide a model's layers among the ranks' devices.
         gives_slices: Whether gradients of embeddings are slices, of which a graph alone tells the lookups.
         needs_compiler: Whether a step that is not compiled takes many times as long.
+        fixed_shapes: Whether a step must know the shapes of all that it computes.
         stand_in_rows: How many rows a rank that brings none to a step puts through its model.
         optimizers: The beginning of the module's name by which Keras saves its optimizers, where that is the backend's.
         program_layers: Layers of Keras that hold a program of the framework, or load one.
@@ -79,8 +145,10 @@ class Backend(ABC):
     takes_strings = False
     count_dtype = "float64"
     has_nccl = False
+    divides_models = False
     gives_slices = False
     needs_compiler = False
+    fixed_shapes = False
     stand_in_rows = 1
     optimizers = ""
     program_layers: tuple[str, ...] = ()
@@ -177,6 +245,24 @@ class Backend(ABC):
             specs: Shape and dtype of what it returns.
         """
 
+    @abstractmethod
+    def host_op(
+        self,
+        forward: Callable[..., Sequence[np.ndarray]],
+        backward: Callable[..., Sequence[np.ndarray]],
+        tensors: Sequence[Any],
+        specs: Sequence[Spec],
+    ) -> list[Any]:
+        """Calls a function as `call_on_host` does, and has gradients flow back through another one.
+
+        Args:
+            forward: As the function of `call_on_host`.
+            backward: Takes the arrays of the tensors, then the gradients of what ``forward`` has returned for them;
+                returns the gradients of the tensors.
+            tensors: What ``forward`` gets.
+            specs: Shape and dtype of what it returns; a dimension may be None unless `fixed_shapes`.
+        """
+
     def keep_state(self, model: keras.Model) -> None:  # noqa: B027 - nothing, in most
         """Makes a step that raises leave the model's variables as they were before it."""
 
@@ -200,18 +286,12 @@ class Backend(ABC):
             address: Under which the other ranks reach this one.
         """
 
+    def distribution(self, config: FitConfig) -> ModelDistribution | None:
+        """Returns the division of a model among devices that `join_devices` has joined; None where it stays whole."""
+        return None
+
     def reduce_on_devices(self, averager: GradientAverager, config: FitConfig) -> None:  # noqa: B027 - most cannot
         """Has the gradients of an averager reduced on the ranks' devices, where the options and all ranks allow it."""
-
-    @abstractmethod
-    def all_gather(self, block: Any, communicator: Communicator, share: Callable[[], float]) -> Any:
-        """Returns a tensor of all ranks, shape (ranks, ...); a rank that brings no rows gives zeros.
-
-        Its gradient is that of the average over the ranks: every rank's loss depends on every block.
-
-        Args:
-            share: Gives this rank's weight in the average.
-        """
 
     def decayed_variable(self, variable: Any) -> Any:
         """Returns the variable, or the one inside, of which Keras asks an optimizer whether it decays."""
@@ -219,6 +299,36 @@ class Backend(ABC):
 
     def release(self) -> None:  # noqa: B027 - nothing, in most
         """Makes the framework give back arrays that it has done with."""
+
+    # Stages of a model.
+
+    @abstractmethod
+    def stage_functions(self, stage: keras.layers.Layer, loss: StageLoss | None, is_first: bool) -> StageFunctions:
+        """Returns the passes of a stage, each compiled where the framework can.
+
+        Args:
+            stage: Takes and gives lists of tensors.
+            loss: Of the outputs of the last stage; None of others, whose losses are those of their layers.
+            is_first: Whether the inputs are rows, of which nobody wants gradients.
+        """
+
+    def update_function(self, optimizer: keras.optimizers.Optimizer, variables: Sequence[Any]) -> Callable[..., None]:
+        """Returns a function that applies gradients to the variables that an optimizer was built for."""
+        return lambda gradients: optimizer.apply(gradients, list(variables))
+
+    def lookup_gradient(self, indices: np.ndarray, values: np.ndarray, shape: tuple[int, ...]) -> Any:
+        """Returns the gradient of a table: slices, or, where the framework has none, a table with their sums.
+
+        Args:
+            indices: Rows of the table, of which one may be there twice.
+            values: Of shape (indices, ...).
+            shape: Of the table.
+        """
+        import keras
+
+        table = np.zeros(shape, values.dtype)
+        np.add.at(table, indices, values)
+        return keras.ops.convert_to_tensor(table)
 
     # Rows in, predictions out.
 
@@ -269,20 +379,32 @@ class Backend(ABC):
         return lambda *arrays: model.predict_on_batch(inputs(form.assembled(arrays))[0])
 
 
-def gathered_blocks(block: np.ndarray, communicator: Communicator, share: float) -> np.ndarray:
-    """Returns the blocks of all ranks, shape (ranks, ...); zeros of a rank without a share."""
-    return np.stack(communicator.allgather(np.ascontiguousarray(block) if share else np.zeros_like(block)))
+def stage_objective(loss: StageLoss | None, outputs: list[Any], targets: Any, losses: Sequence[Any], share: Any) -> Any:
+    """Returns the part of a step's loss that a stage adds, for a part of the step's rows.
 
-
-def gathered_gradient(gradient: np.ndarray, communicator: Communicator, share: float) -> np.ndarray:
-    """Returns the gradient of this rank's block from that of all blocks.
-
-    The hook in the optimizer multiplies by this rank's share afterwards, so it is divided by it here.
+    Args:
+        losses: Those of the stage's layers.
+        share: The part of the rows.
     """
-    weighted = gradient * gradient.dtype.type(share) if share else np.zeros_like(gradient)
-    communicator.allreduce_(weighted)
-    own = weighted[communicator.rank]
-    return own / gradient.dtype.type(share) if share else np.zeros_like(own)
+    import keras
+
+    # What losses count for themselves is not part of the step.
+    with keras.StatelessScope():
+        own = [] if loss is None else [loss(outputs, targets)]
+    total = keras.ops.zeros((), "float32")
+    for one in (*own, *losses):
+        total = total + keras.ops.sum(keras.ops.cast(one, "float32"))
+    return total * share
+
+
+def sums_of_gradients(totals: Sequence[Any] | None, gradients: Sequence[Any]) -> list[Any]:
+    """Returns the sums of gradients with those of one more part of the rows; None where there are none yet."""
+    if totals is None:
+        return list(gradients)
+    return [
+        total if gradient is None else gradient if total is None else total + gradient
+        for total, gradient in zip(totals, gradients, strict=True)
+    ]
 
 
 def _each(read: Callable[[int], Arrays], indices: Iterable[int], form: BatchForm, in_runs: bool) -> Iterator[Any]:

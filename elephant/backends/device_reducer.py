@@ -44,10 +44,14 @@ class DeviceReducer(ABC):
 
     Tests have Gloo in the place of NCCL, on processors: they set the environment variable ``ELEPHANT_GPU_TRANSPORT`` to
     "gloo" in every rank. It is for nothing else: gradients on the processor go the collective's own way.
+
+    Args:
+        operation: What the ranks wait in, for errors.
     """
 
-    def __init__(self, communicator: ProcessGroup) -> None:
+    def __init__(self, communicator: ProcessGroup, operation: str = "exchange of gradients") -> None:
         self._communicator = communicator
+        self._operation = operation
         self._is_formed = False
         # Since when an operation is under way, and its parts, once they have begun.
         self._under_way: tuple[float, Sequence[Any] | None] = (time.monotonic(), None)
@@ -92,13 +96,13 @@ class DeviceReducer(ABC):
             try:
                 if works is not None and all(work.is_completed() for work in works):
                     continue
-                self._communicator.look("exchange of gradients", time.monotonic() - since)
+                self._communicator.look(self._operation, time.monotonic() - since)
             except NetworkError as error:
                 self._break(error)
                 return
             except Exception as error:
                 # An operation that fails of itself, say: without this thread, nobody would look after the others.
-                self._break(NetworkError(f"Expected to look after the exchange of gradients. Received: {error!r}."))
+                self._break(NetworkError(f"Expected to look after the {self._operation}. Received: {error!r}."))
                 return
 
     def _break(self, error: NetworkError) -> None:

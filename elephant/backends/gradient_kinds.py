@@ -36,7 +36,7 @@ class Notes:
     def take(self, owner: int, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
         """Takes the gradients of a call in the place of an update."""
         given = zip(gradients, variables, strict=True)
-        self.calls.append({(owner, id(variable)): _on_host(one) for one, variable in given if one is not None})
+        self.calls.append({(owner, id(variable)): on_host(one) for one, variable in given if one is not None})
 
     def __getitem__(self, name: Name) -> list[Gradient]:
         return [call[name] for call in self.calls if name in call]
@@ -197,7 +197,8 @@ def aligned(given: Sequence[Gradient]) -> list[np.ndarray]:
     return aligned
 
 
-def _on_host(gradient: Any) -> Gradient:
+def on_host(gradient: Any) -> Gradient:
+    """Returns an array, or of slices their indices and values."""
     import keras
 
     # PyTorch's tensors have methods of these names.

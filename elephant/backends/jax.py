@@ -7,12 +7,22 @@ applies their averages. Where a step is the user's own, or not of a fit, ordered
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from elephant.backends.base import Backend, BatchForm, Spec, gathered_blocks, gathered_gradient
+from elephant.backends.base import (
+    Backend,
+    BatchForm,
+    ModelDistribution,
+    Spec,
+    StageFunctions,
+    StageLoss,
+    stage_objective,
+    sums_of_gradients,
+)
 from elephant.backends.keras_private import optimized_variables, train_function
 from elephant.errors import ConfigurationError
 
@@ -41,7 +51,9 @@ class JaxBackend(Backend):
     program_layers = ("FlaxLayer", "JaxLayer")
     # What is wider needs a switch that changes all of JAX.
     count_dtype = "float32"
+    fixed_shapes = True
     has_nccl = True
+    divides_models = True
 
     def __init__(self) -> None:
         # What reduces gradients on the devices of all ranks, in a process that has joined them.
@@ -110,6 +122,29 @@ class JaxBackend(Backend):
         given = [jax.lax.stop_gradient(tensor) for tensor in tensors]
         return list(io_callback(call, outputs, *given, ordered=True))
 
+    def host_op(
+        self,
+        forward: Callable[..., Sequence[np.ndarray]],
+        backward: Callable[..., Sequence[np.ndarray]],
+        tensors: Sequence[Any],
+        specs: Sequence[Spec],
+    ) -> list[Any]:
+        import jax
+
+        def call(*values: Any) -> list[Any]:
+            return self.call_on_host(forward, values, specs)
+
+        def call_forward(*values: Any) -> tuple[list[Any], tuple[Any, ...]]:
+            return call(*values), values
+
+        def call_backward(values: tuple[Any, ...], upstream: list[Any]) -> tuple[Any, ...]:
+            like = [(value.shape, value.dtype) for value in values]
+            return tuple(self.call_on_host(backward, [*values, *upstream], like))
+
+        op = jax.custom_vjp(call)
+        op.defvjp(call_forward, call_backward)
+        return list(op(*tensors))
+
     def without_graphs(self) -> contextlib.AbstractContextManager[object]:
         import jax
 
@@ -132,10 +167,17 @@ class JaxBackend(Backend):
     def join_devices(self, communicator: Communicator, config: FitConfig, address: str) -> None:
         from elephant.backends.jax_devices import join_devices
 
-        if config.gpu_transport == "nccl":
+        if config.gpu_transport == "nccl" or config.distribution is not None:
             # Once there are devices, it is too late.
             self.prepare_process()
         self._reducer = join_devices(communicator, config, address)
+
+    def distribution(self, config: FitConfig) -> ModelDistribution | None:
+        from elephant.backends.jax_distribution import JaxDistribution
+
+        if config.distribution is None or self._reducer is None:
+            return None
+        return JaxDistribution(self._reducer, config.distribution)
 
     def reduce_on_devices(self, averager: GradientAverager, config: FitConfig) -> None:
         if self._reducer is not None:
@@ -212,30 +254,73 @@ class JaxBackend(Backend):
 
         optimizer.stateless_apply, optimizer.apply = stateless_apply_averaged, apply_averaged
 
-    def all_gather(self, block: Any, communicator: Communicator, share: Callable[[], float]) -> Any:
+    def stage_functions(self, stage: keras.layers.Layer, loss: StageLoss | None, is_first: bool) -> StageFunctions:
         import jax
 
-        def gathered(values: Any) -> Any:
-            shape = (communicator.world_size, *values.shape)
-            (blocks,) = self.call_on_host(
-                lambda own: [gathered_blocks(own, communicator, share())], [values], [(shape, values.dtype)]
+        @jax.jit
+        def run(weights: Any, others: Any, tensors: list[Any], targets: Any, share: Any) -> tuple[Any, ...]:
+            places = [] if is_first else _float_places(tensors)
+
+            def compute(weights: Any, floats: list[Any]) -> tuple[Any, Any]:
+                given = list(tensors)
+                for place, value in zip(places, floats, strict=True):
+                    given[place] = value
+                outputs, changed, losses = stage.stateless_call(
+                    weights, others, given, training=True, return_losses=True
+                )
+                objective = stage_objective(loss, outputs, targets, losses, share)
+                return ([outputs[place] for place in _float_places(outputs)], objective), (outputs, changed)
+
+            (_, objective), way_back, (outputs, changed) = jax.vjp(
+                compute, weights, [tensors[place] for place in places], has_aux=True
             )
-            return blocks
+            # The way back is a value: one compiled function gives it to another one.
+            return outputs, changed, objective, way_back
 
-        def forward(values: Any) -> tuple[Any, None]:
-            return gathered(values), None
+        @functools.partial(jax.jit, donate_argnums=(3,))
+        def go_back(way_back: Any, gradients: list[Any], scale: Any, totals: Any) -> tuple[Any, Any]:
+            own, back = way_back((gradients, scale))
+            return back, sums_of_gradients(totals, own)
 
-        def backward(_: None, upstream: Any) -> tuple[Any]:
-            (own,) = self.call_on_host(
-                lambda given: [gathered_gradient(given, communicator, share())],
-                [upstream],
-                [(upstream.shape[1:], upstream.dtype)],
-            )
-            return (own,)
+        predict = jax.jit(
+            lambda weights, others, given: stage.stateless_call(weights, others, given, training=False)[0]
+        )
 
-        gather = jax.custom_vjp(gathered)
-        gather.defvjp(forward, backward)
-        return gather(block)
+        def state() -> tuple[list[Any], list[Any]]:
+            groups = (stage.trainable_variables, stage.non_trainable_variables)
+            weights, others = ([variable.value for variable in group] for group in groups)
+            return weights, others
+
+        def forward(inputs: Sequence[np.ndarray], targets: Any, share: float) -> tuple[list[np.ndarray], float, Any]:
+            outputs, changed, objective, way_back = run(*state(), list(inputs), targets, np.float32(share))
+            for variable, value in zip(stage.non_trainable_variables, changed, strict=True):
+                variable.assign(value)
+            return [np.asarray(output) for output in outputs], float(objective), way_back
+
+        def backward(
+            passed: Any, gradients: Sequence[np.ndarray], scale: float, totals: list[Any] | None
+        ) -> tuple[list[np.ndarray], list[Any]]:
+            back, sums = go_back(passed, list(gradients), np.float32(scale), totals)
+            return [np.asarray(one) for one in back], sums
+
+        def infer(inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+            return [np.asarray(output) for output in predict(*state(), list(inputs))]
+
+        return StageFunctions(forward, backward, infer)
+
+    def update_function(self, optimizer: keras.optimizers.Optimizer, variables: Sequence[Any]) -> Callable[..., None]:
+        import jax
+
+        step = jax.jit(optimizer.stateless_apply)
+
+        def update(gradients: Sequence[Any]) -> None:
+            groups = [list(variables), optimizer.variables]
+            weights, state = ([variable.value for variable in group] for group in groups)
+            for group, values in zip(groups, step(state, list(gradients), weights), strict=True):
+                for variable, value in zip(group, values, strict=True):
+                    variable.assign(value)
+
+        return update
 
     def predict_function(self, model: keras.Model, form: BatchForm) -> Callable[..., Any]:
         if model.run_eagerly:
@@ -258,6 +343,12 @@ class JaxBackend(Backend):
             return keras.tree.map_structure(lambda output: np.asarray(output)[:count], outputs)
 
         return predict
+
+
+def _float_places(tensors: Sequence[Any]) -> list[int]:
+    import jax
+
+    return [place for place, one in enumerate(tensors) if jax.numpy.issubdtype(one.dtype, jax.numpy.floating)]
 
 
 def _cut_step(model: keras.Model, average: Average) -> None:

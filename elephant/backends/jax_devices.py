@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,9 @@ logger = logging.getLogger(__name__)
 
 # How long processes that have met may take to reach JAX' service.
 _JOIN_S = 60
+# For errors: the option that joins devices, its value, and the way out.
+_OF_NCCL = ("gpuTransport", "'nccl'", "pass 'host'")
+_OF_DISTRIBUTION = ("distribution", "a divided model", "leave it out")
 
 
 def join_devices(communicator: Communicator, config: FitConfig, address: str) -> JaxReducer | None:
@@ -46,34 +49,41 @@ def join_devices(communicator: Communicator, config: FitConfig, address: str) ->
         address: Under which the other ranks reach this one, if it is the first.
 
     Returns:
-        What reduces gradients on them; None where they go through the host.
+        What reduces gradients on them, or divides a model among them; None where gradients go through the host.
 
     Raises:
         ConfigurationError: JAX is too old, a rank has no GPU of its own, or a trial fails; on all ranks alike.
         NetworkError: Another rank is gone.
     """
-    if config.gpu_transport != "nccl" or not isinstance(communicator, ProcessGroup):
+    is_divided = config.distribution is not None
+    if not isinstance(communicator, ProcessGroup) or not (is_divided or config.gpu_transport == "nccl"):
         return None
+    option, value, way_out = _OF_DISTRIBUTION if is_divided else _OF_NCCL
     import jax
 
     if not hasattr(jax.config, "jax_enable_recoverability"):
         raise ConfigurationError(
-            f"gpuTransport: expected JAX 0.7.1 or later, as 'nccl' needs. Received: {jax.__version__}. Pass 'host', or "
-            "install a newer one."
+            f"{option}: expected JAX 0.7.1 or later, as {value} needs. Received: {jax.__version__}. "
+            f"{way_out.capitalize()}, or install a newer one."
         )
-    all_have_devices(communicator, _device(), required=True)
+    on_processors = has_stand_in()
+    if is_divided:
+        on_processors = on_processors or not _have_gpus(communicator)
+    else:
+        all_have_devices(communicator, _device(), required=True)
     looked = [bool(one[0]) for one in communicator.allgather(np.array([_has_looked_for_devices()], np.int8))]
     if any(looked):
         raise ConfigurationError(
-            "gpuTransport: expected no array of JAX, nor a Keras variable, in callbacks, losses and modules of a fit, "
-            "as 'nccl' needs on JAX, which joins the ranks' devices before it makes the first. Received: some on rank "
-            f"{', '.join(str(rank) for rank, one in enumerate(looked) if one)}. Make them in on_train_begin, or pass "
-            "'host'."
+            f"{option}: expected no array of JAX, nor a Keras variable, in callbacks, losses and modules of a fit, "
+            f"as {value} needs on JAX, which joins the ranks' devices before it makes the first. Received: some on "
+            f"rank {', '.join(str(rank) for rank, one in enumerate(looked) if one)}. Make them in on_train_begin, or "
+            f"{way_out}."
         )
-    reducer = JaxReducer(communicator)
+    operation = "step of a divided model" if is_divided else "exchange of gradients"
+    reducer = JaxReducer(communicator, operation, on_processors=on_processors)
     try:
         if not reducer.form(address):
-            raise wrong_sum()
+            raise _not_joined() if is_divided else wrong_sum()
     except Exception:
         reducer.close()
         raise
@@ -95,10 +105,36 @@ def _device() -> str:
     return "" if visible in ("", "-1") or "," in visible else f"{socket.gethostname()} {visible}"
 
 
+def _have_gpus(communicator: ProcessGroup) -> bool:
+    """Returns whether the ranks have GPUs; raises ConfigurationError where they have no one each, and some have."""
+    names = [part.tobytes() for part in communicator.allgather(np.frombuffer(_device().encode(), np.uint8))]
+    if not any(names):
+        return False
+    without = [rank for rank, name in enumerate(names) if not name or names.count(name) > 1]
+    if without:
+        raise ConfigurationError(
+            "distribution: expected a GPU for each rank, its own, or none for all. Received: none on rank "
+            f"{', '.join(map(str, without))} of {len(names)}. Give each rank a GPU, or pass useGpu=False."
+        )
+    return True
+
+
+def _not_joined() -> ConfigurationError:
+    return ConfigurationError(
+        "distribution: expected JAX to join the ranks' devices. Received: an error, or a wrong sum of a number of each "
+        "rank, which the rank's log has. Leave distribution out."
+    )
+
+
 class JaxReducer(DeviceReducer):
     """Averages gradients by a sum over one device of each process, which JAX has joined.
 
     JAX cannot abort what is under way: a thread of its own waits for it, which is left behind with its process.
+    A fit whose every step waits for other ranks, such as that of a divided model, is in that thread as a whole.
+
+    Args:
+        operation: What the ranks wait in, for errors.
+        on_processors: Whether these are the devices, and Gloo adds up.
 
     Attributes:
         averager: Whose weights and stop signal it takes; set before the first average.
@@ -106,11 +142,18 @@ class JaxReducer(DeviceReducer):
 
     averager: GradientAverager
 
-    def __init__(self, communicator: ProcessGroup) -> None:
+    def __init__(
+        self,
+        communicator: ProcessGroup,
+        operation: str = "exchange of gradients",
+        *,
+        on_processors: bool = False,
+    ) -> None:
+        self._on_processors = on_processors
         self._orders: queue.SimpleQueue[tuple[Callable[..., Any], tuple[Any, ...]] | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
         self._is_joined = False
-        super().__init__(communicator)
+        super().__init__(communicator, operation)
         threading.Thread(target=self._work, name=f"elephant-sums-{communicator.rank}", daemon=True).start()
 
     def form(self, address: str) -> bool:
@@ -131,7 +174,7 @@ class JaxReducer(DeviceReducer):
             is_right = self._in_time(self._sum_of_ranks) == size * (size + 1) / 2
         except (RuntimeError, ValueError, AttributeError) as error:
             self._raise_failure()
-            logger.warning("GPUs do not reduce gradients: JAX does not join them here: %s", error)
+            logger.warning("JAX does not join the devices of the ranks here: %s", error)
         return self._agreed(is_right)
 
     def average(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
@@ -158,7 +201,7 @@ class JaxReducer(DeviceReducer):
         # Without it gRPC asks a proxy of the environment for the other ranks, and JAX ends the process in vain.
         unproxied = [os.environ.get("no_grpc_proxy", ""), address.rpartition(":")[0].strip("[]")]
         os.environ["no_grpc_proxy"] = ",".join(filter(None, unproxied))
-        if has_stand_in():
+        if self._on_processors:
             jax.config.update("jax_cpu_collectives_implementation", "gloo")
         # Without it the end of one process in good order waits for all others.
         jax.config.update("jax_enable_recoverability", True)
@@ -177,7 +220,7 @@ class JaxReducer(DeviceReducer):
             heartbeat_timeout_seconds=int(2 * self._communicator.timeout_s + GRACE_S),
         )
         self._is_joined = True
-        if jax.local_devices()[0].platform != "gpu" and not has_stand_in():
+        if jax.local_devices()[0].platform != "gpu" and not self._on_processors:
             raise RuntimeError(f"JAX sees no GPU, and computes on {jax.local_devices()[0]}")
         mesh = Mesh(np.array(jax.devices()), ("ranks",))
         self._split = NamedSharding(mesh, PartitionSpec("ranks"))
@@ -211,6 +254,26 @@ class JaxReducer(DeviceReducer):
     def _in_time(self, function: Callable[..., Any], *args: Any) -> Any:
         """Returns the result of a function that may wait for other ranks; raises NetworkError where one is gone."""
         self._under_way = (time.monotonic(), None)
+        result = self.run(function, *args)
+        self._under_way = (time.monotonic(), [])
+        return result
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Has other ranks looked after, for the time of a ``with`` block in a function that `run` was given."""
+        self._under_way = (time.monotonic(), None)
+        yield
+        # Not after an error: why it came is still to be found out.
+        self._under_way = (time.monotonic(), [])
+
+    def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Returns the result of a function that waits for other ranks where it says so; all ranks call it.
+
+        It is computed in the thread that may be left behind.
+
+        Raises:
+            NetworkError: Another rank is gone.
+        """
         self._orders.put((function, args))
         while True:
             try:
@@ -218,10 +281,11 @@ class JaxReducer(DeviceReducer):
             except queue.Empty:
                 self._raise_failure()
                 continue
-            if error is not None:
-                raise self._reason() or error from error
-            self._under_way = (time.monotonic(), [])
-            return result
+            if error is None:
+                return result
+            is_waiting = self._under_way[1] is None and not isinstance(error, NetworkError)
+            reason = self._reason() if is_waiting else self._error
+            raise error if reason is None else reason from error
 
     def _work(self) -> None:
         for function, args in iter(self._orders.get, None):

@@ -76,6 +76,48 @@ def is_autocast(variable: keras.Variable) -> bool:
     return bool(variable._autocast)
 
 
+def has_value(variable: keras.Variable) -> bool:
+    """Returns whether a variable has a value; one that was made in a scope without values has none yet.
+
+    Seen in Keras 3.15.1 as `Variable._value`; the public `value` draws one where there is none.
+    """
+    return variable._value is not None
+
+
+def initialize_variable(variable: keras.Variable) -> None:
+    """Gives a variable the value that its initializer makes, where it waits for one.
+
+    Seen in Keras 3.15.1 as `Variable._deferred_initialize`; public scopes do it for all variables at once.
+    """
+    variable._deferred_initialize()
+
+
+def forget_waiting_variables() -> None:
+    """Makes Keras forget which variables wait for a value, which it would give them at the end of its next scope.
+
+    Seen in Keras 3.15.1 as "uninitialized_variables" in `keras.src.backend.common.global_state`; no public name has it.
+    """
+    from keras.src.backend.common import global_state
+
+    global_state.set_global_attribute("uninitialized_variables", [])
+
+
+def give_layout(variable: keras.Variable, layout: Any) -> None:
+    """Says how a variable is divided among devices from its next value on; None has its values on one device.
+
+    Seen in Keras 3.15.1 on JAX as `Variable._layout`; publicly it is said when the variable is made, for good.
+    """
+    variable._layout = layout
+
+
+def layout_map_of(distribution: keras.distribution.ModelParallel) -> keras.distribution.LayoutMap:
+    """Returns the rules by which a distribution divides variables.
+
+    Seen in Keras 3.15.1 as `ModelParallel._layout_map`; publicly it tells the layout of one variable at a time.
+    """
+    return distribution._layout_map
+
+
 def inbound_nodes(operation: Any) -> list[Any]:
     """Returns the calls of a layer or operation in a graph, with their input and output tensors.
 
@@ -99,6 +141,51 @@ def output_structure(model: keras.Model) -> Any:
     Seen in Keras 3.15.1 as `Functional._outputs_struct`; the public `outputs` are a flat list.
     """
     return getattr(model, "_outputs_struct", None)
+
+
+def functional_graph(model: Any) -> Any:
+    """Returns the functional model that a model, or a layer, is or has inside; None where its call is of its own.
+
+    Seen in Keras 3.15.1 as `keras.src.models.functional.Functional` and `Sequential._functional`; the public
+    `keras.Model` makes the first, and tells it from no other model.
+    """
+    from keras.src.models.functional import Functional
+    from keras.src.models.sequential import Sequential
+
+    if isinstance(model, Sequential):
+        return model._functional if type(model).call is Sequential.call else None
+    is_graph = isinstance(model, Functional) and type(model).call is Functional.call
+    return model if is_graph else None
+
+
+def calls_in_order(functional: Any) -> list[Any]:
+    """Returns the calls of a functional model, in the order in which it makes them; see `inbound_nodes`.
+
+    Seen in Keras 3.15.1 as `Functional._nodes_by_depth`; the public `operations` have one of several calls.
+    """
+    by_depth = functional._nodes_by_depth
+    return [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth] if not node.is_input]
+
+
+def standardized_inputs(functional: Any, tensors: list[Any]) -> list[Any]:
+    """Returns tensors with the dtypes and numbers of dimensions of a functional model's flat inputs.
+
+    Seen in Keras 3.15.1 as `Functional._convert_inputs_to_tensors` and `_adjust_input_rank`; the public `call` does
+    everything at once.
+    """
+    converted: list[Any] = functional._adjust_input_rank(functional._convert_inputs_to_tensors(tensors))
+    return converted
+
+
+def with_training(operation: Any, training: bool) -> Callable[..., Any]:
+    """Returns an operation of a graph as a functional model calls it, in training or not.
+
+    Seen in Keras 3.15.1 as `keras.src.models.functional.operation_fn`; the public `call` runs the whole graph.
+    """
+    from keras.src.models.functional import operation_fn
+
+    function: Callable[..., Any] = operation_fn(operation, training=training)
+    return function
 
 
 def built_shape(layer: keras.layers.Layer) -> tuple[int | None, ...]:

@@ -16,9 +16,11 @@ from elephant.backends.base import (
     Backend,
     BatchForm,
     Spec,
+    StageFunctions,
+    StageLoss,
     Steps,
-    gathered_blocks,
-    gathered_gradient,
+    stage_objective,
+    sums_of_gradients,
 )
 from elephant.backends.keras_private import optimized_variables
 from elephant.backends.tensorflow_gradients import Lookups, fuse_update, lookups_of, without_repeated
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
     import keras
 
     from elephant.backends.gradient_averager import GradientAverager
-    from elephant.collective.communicator import Communicator
 
 _STAMP = r"([0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]+: )"
 
@@ -41,7 +42,7 @@ class TensorFlowBackend(Backend):
     title = "TensorFlow"
     gpu_package = "tensorflow[and-cuda]"
     packages = ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tf-nightly", "tensorflow-macos")
-    oldest = "2.18"
+    oldest = "2.16.1"
     count_gpus = "import tensorflow as tf; print('gpus', len(tf.config.list_physical_devices('GPU')))"
     log_level = "TF_CPP_MIN_LOG_LEVEL"
     # Wherever it is imported, and where there is no GPU.
@@ -164,6 +165,25 @@ class TensorFlowBackend(Backend):
             result.set_shape(tuple(shape))
         return results
 
+    def host_op(
+        self,
+        forward: Callable[..., Sequence[np.ndarray]],
+        backward: Callable[..., Sequence[np.ndarray]],
+        tensors: Sequence[Any],
+        specs: Sequence[Spec],
+    ) -> list[Any]:
+        import tensorflow as tf
+
+        @tf.custom_gradient
+        def op(*values: Any) -> tuple[list[Any], Callable[..., list[Any]]]:
+            def gradient(*upstream: Any) -> list[Any]:
+                given = [*values, *map(tf.convert_to_tensor, upstream)]
+                return self.call_on_host(backward, given, [(value.shape, value.dtype) for value in values])
+
+            return self.call_on_host(forward, values, specs), gradient
+
+        return list(op(*tensors))
+
     fuse_update = staticmethod(fuse_update)
 
     def average_gradients(
@@ -234,25 +254,57 @@ class TensorFlowBackend(Backend):
             reduced[index] = tf.IndexedSlices(values, indices, grads[index].dense_shape)
         return reduced
 
-    def all_gather(self, block: Any, communicator: Communicator, share: Callable[[], float]) -> Any:
+    def stage_functions(self, stage: keras.layers.Layer, loss: StageLoss | None, is_first: bool) -> StageFunctions:
         import tensorflow as tf
 
-        @tf.custom_gradient
-        def gather(values: Any) -> tuple[Any, Callable[[Any], Any]]:
-            shape = (communicator.world_size, *values.shape)
-            (gathered,) = self.call_on_host(
-                lambda own: [gathered_blocks(own, communicator, share())], [values], [(shape, values.dtype)]
-            )
+        weights = [variable.value for variable in stage.trainable_variables]
 
-            def gradient(upstream: Any) -> Any:
-                spec = (values.shape, upstream.dtype)
-                return self.call_on_host(
-                    lambda given: [gathered_gradient(given, communicator, share())], [upstream], [spec]
-                )[0]
+        @tf.function(reduce_retracing=True, autograph=False)
+        def run(tensors: list[Any], targets: Any, share: Any) -> tuple[list[Any], Any]:
+            outputs = stage(tensors, training=True)
+            return outputs, stage_objective(loss, outputs, targets, stage.losses, share)
 
-            return gathered, gradient
+        @tf.function(reduce_retracing=True, autograph=False)
+        def predict(tensors: list[Any]) -> list[Any]:
+            made: list[Any] = stage(tensors, training=False)
+            return made
 
-        return gather(block)
+        def forward(inputs: Sequence[np.ndarray], targets: Any, share: float) -> tuple[list[np.ndarray], float, Any]:
+            tensors = [tf.convert_to_tensor(array) for array in inputs]
+            floats = [] if is_first else [tensor for tensor in tensors if tensor.dtype.is_floating]
+            # The way back through a function is a function, too.
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch([*weights, *floats])
+                outputs, objective = run(tensors, targets, tf.constant(share, tf.float32))
+            ends = [*(output for output in outputs if output.dtype.is_floating), objective]
+            return [output.numpy() for output in outputs], float(objective), (tape, floats, ends)
+
+        def backward(
+            passed: Any, gradients: Sequence[np.ndarray], scale: float, totals: list[Any] | None
+        ) -> tuple[list[np.ndarray], list[Any]]:
+            tape, floats, ends = passed
+            seeds = [*map(tf.convert_to_tensor, gradients), tf.constant(scale, tf.float32)]
+            found = tape.gradient(ends, [*floats, *weights], output_gradients=seeds)
+            back = [tf.zeros_like(tensor) if one is None else one for one, tensor in zip(found, floats, strict=False)]
+            return [one.numpy() for one in back], _sums(totals, found[len(floats) :])
+
+        def infer(inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+            return [output.numpy() for output in predict([tf.convert_to_tensor(array) for array in inputs])]
+
+        return StageFunctions(forward, backward, infer)
+
+    def update_function(self, optimizer: keras.optimizers.Optimizer, variables: Sequence[Any]) -> Callable[..., None]:
+        import tensorflow as tf
+
+        update: Callable[..., None] = tf.function(
+            super().update_function(optimizer, variables), autograph=False, reduce_retracing=True
+        )
+        return update
+
+    def lookup_gradient(self, indices: np.ndarray, values: np.ndarray, shape: tuple[int, ...]) -> Any:
+        import tensorflow as tf
+
+        return tf.IndexedSlices(tf.constant(values), tf.constant(indices), tf.constant(shape, tf.int64))
 
     def decayed_variable(self, variable: Any) -> Any:
         import keras
@@ -370,6 +422,19 @@ class TensorFlowBackend(Backend):
         # TensorFlow counts traces by the code of a function, and would warn where several models predict.
         compiled: Callable[..., Any] = tf.function(functools.partial(step), input_signature=signature, autograph=False)
         return compiled
+
+
+def _sums(totals: Sequence[Any] | None, gradients: Sequence[Any]) -> list[Any]:
+    """Returns sums of gradients; those of lookups stay slices, which optimizers do not treat as they treat tables."""
+    import tensorflow as tf
+
+    def added(total: Any, gradient: Any) -> Any:
+        if not isinstance(total, tf.IndexedSlices) or not isinstance(gradient, tf.IndexedSlices):
+            return sums_of_gradients([total], [gradient])[0]
+        values = tf.concat([total.values, gradient.values], 0)
+        return tf.IndexedSlices(values, tf.concat([total.indices, gradient.indices], 0), total.dense_shape)
+
+    return list(map(added, totals, gradients)) if totals is not None else list(gradients)
 
 
 def compiled_part(function: Any) -> Any:

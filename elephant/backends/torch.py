@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from elephant.backends.base import Backend, Spec, gathered_blocks, gathered_gradient
+from elephant.backends.base import Backend, Spec, StageFunctions, StageLoss, stage_objective, sums_of_gradients
 from elephant.backends.keras_private import TORCH_OPTIMIZERS, optimized_variables
 from elephant.errors import UnsupportedError
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     import keras
 
     from elephant.backends.gradient_averager import GradientAverager
-    from elephant.collective.communicator import Communicator
     from elephant.config import FitConfig
 
 
@@ -105,6 +104,30 @@ class TorchBackend(Backend):
 
         return call(*tensors)
 
+    def host_op(
+        self,
+        forward: Callable[..., Sequence[np.ndarray]],
+        backward: Callable[..., Sequence[np.ndarray]],
+        tensors: Sequence[Any],
+        specs: Sequence[Spec],
+    ) -> list[Any]:
+        import torch
+
+        self._gathers += 1
+
+        class HostOp(torch.autograd.Function):
+            @staticmethod
+            def forward(context: Any, *values: Any) -> Any:
+                context.save_for_backward(*values)
+                return tuple(from_host(forward(*to_host(values)), values))
+
+            @staticmethod
+            def backward(context: Any, *gradients: Any) -> Any:
+                values = context.saved_tensors
+                return tuple(from_host(backward(*to_host([*values, *gradients])), values))
+
+        return list(HostOp.apply(*tensors))
+
     def average_gradients(
         self, averager: GradientAverager, optimizer: keras.optimizers.Optimizer, model: keras.Model | None
     ) -> None:
@@ -153,23 +176,47 @@ class TorchBackend(Backend):
 
         reduce_on_devices(averager, config)
 
-    def all_gather(self, block: Any, communicator: Communicator, share: Callable[[], float]) -> Any:
+    def stage_functions(self, stage: keras.layers.Layer, loss: StageLoss | None, is_first: bool) -> StageFunctions:
         import torch
 
-        self._gathers += 1
+        weights = [variable.value for variable in stage.trainable_variables]
+        like = [variable.value for variable in stage.variables][:1]
 
-        class Gather(torch.autograd.Function):
-            @staticmethod
-            def forward(context: Any, values: Any) -> Any:
-                (own,) = to_host([values])
-                return from_host([gathered_blocks(own, communicator, share())], [values])[0]
+        def forward(inputs: Sequence[np.ndarray], targets: Any, share: float) -> tuple[list[np.ndarray], float, Any]:
+            tensors = from_host(inputs, like)
+            wanted = () if is_first else tensors
+            floats = [tensor.requires_grad_() for tensor in wanted if tensor.is_floating_point()]
+            with torch.enable_grad():
+                outputs = stage(tensors, training=True)
+                objective = stage_objective(loss, outputs, targets, stage.losses, share)
+            ends = [*(output for output in outputs if output.is_floating_point()), objective]
+            return to_host(outputs), float(objective.detach()), (floats, ends)
 
-            @staticmethod
-            def backward(context: Any, gradient: Any) -> Any:
-                (given,) = to_host([gradient])
-                return from_host([gathered_gradient(given, communicator, share())], [gradient])[0]
+        def backward(
+            passed: Any, gradients: Sequence[np.ndarray], scale: float, totals: list[Any] | None
+        ) -> tuple[list[np.ndarray], list[Any]]:
+            floats, ends = passed
+            seeds = [*from_host(gradients, ends[:-1]), torch.full_like(ends[-1], scale)]
+            pairs = [(end, seed) for end, seed in zip(ends, seeds, strict=True) if end.requires_grad]
+            found: Sequence[Any] = [None] * (len(floats) + len(weights))
+            if pairs and found:
+                reached, given = zip(*pairs, strict=True)
+                found = torch.autograd.grad(reached, [*floats, *weights], given, allow_unused=True)
+            back = [
+                torch.zeros_like(tensor) if one is None else one for one, tensor in zip(found, floats, strict=False)
+            ]
+            return to_host(back), sums_of_gradients(totals, found[len(floats) :])
 
-        return Gather.apply(block)
+        def infer(inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+            with torch.no_grad():
+                return to_host(stage(from_host(inputs, like), training=False))
+
+        return StageFunctions(forward, backward, infer)
+
+    def update_function(self, optimizer: keras.optimizers.Optimizer, variables: Sequence[Any]) -> Callable[..., None]:
+        import torch
+
+        return torch.no_grad()(super().update_function(optimizer, variables))
 
 
 def _as_means(averager: GradientAverager, owner: int, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 import logging
 import os
 import socket
@@ -307,8 +306,7 @@ def _store_over(communicator: Communicator, noting_failure: Callable[[Callable[.
     @noting_failure
     def exchange(store: CollectiveStore) -> None:
         if store.is_forming:
-            own = json.dumps({key: value.hex() for key, value in store.values.items()}).encode()
-            for part in communicator.allgather(np.frombuffer(own, np.uint8)):
-                store.values |= {key: bytes.fromhex(value) for key, value in json.loads(part.tobytes()).items()}
+            for known in communicator.allgather_object(store.values):
+                store.values |= known
 
     return CollectiveStore()

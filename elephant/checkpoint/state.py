@@ -19,6 +19,7 @@ _NAME = re.compile(r"^epoch-(\d{8})\.([0-9a-f]{16})\.(json|state\.npz|result\.np
 # Others may change: workers, epochs, the size of batches, where rows are kept, how they travel.
 _FIXED = (
     "mode",
+    "aggregation",
     "seed",
     "shuffle",
     "validation_fraction",
@@ -101,6 +102,8 @@ def is_saved(done: int, config: FitConfig, *, stopped: bool) -> bool:
 
 def require_same_fit(kept: Mapping[str, Any], config: FitConfig, url: str) -> None:
     """Raises ConfigurationError when a fit that is to go on has options of another one."""
+    # Those of versions that had no other way do not name it.
+    kept = {"aggregation": "allreduce", **kept}
     for name, value in identity_of(config).items():
         if name not in ("num_workers", "batch_size") and name in kept and kept[name] != value:
             raise ConfigurationError(

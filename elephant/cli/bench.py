@@ -6,23 +6,22 @@ traced, does not count. `elephant.monitor.scaling` has what is made of them.
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import io
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elephant import __version__
+from elephant.cli.own_model import PLACE, failed, note, run_command, training_settings
 from elephant.cluster.executors import awaited_slots
-from elephant.cluster.session import require_master
 from elephant.config import Timeouts
-from elephant.errors import ClusterError, ConfigurationError, short_text
-from elephant.jobs.inputs import estimator_of, read_rows, require_code
-from elephant.jobs.settings import TRAIN, Setting, settings_of
-from elephant.jobs.submission import json_line, leave_out_warnings, line_of, read_settings, require_one
-from elephant.kinds import SPARK_OPTIONS, SWITCH, TEXT, Kind, integer
+from elephant.errors import ConfigurationError
+from elephant.jobs.inputs import estimator_of, read_rows
+from elephant.jobs.settings import Setting
+from elephant.jobs.submission import json_line, line_of
+from elephant.kinds import SWITCH, TEXT, Kind, integer
 from elephant.options import OPTION
 
 if TYPE_CHECKING:
@@ -39,12 +38,6 @@ DESCRIPTION = (
 )
 DEFAULT_REPEATS = 5
 _RUN_S, _FIRST_STEPS, _MOST_GROWTH = 60.0, 5, 200
-# What the runs set themselves, and what has no part in a measurement of steps.
-_LEFT_OUT = {
-    "output", "saveMode", "numWorkers", "epochs", "stepsPerEpoch", "checkpointPath", "checkpointEpochs", "resume",
-    "maxRestarts", "validationFraction", "validationIndicatorCol", "callbacks", "driverCallbacks", "eventsPath",
-    "verbose",
-}  # fmt: skip
 _WIDTH = 140
 
 
@@ -56,16 +49,14 @@ def _counts(value: Any) -> list[int]:
 
 
 SETTINGS = (
-    Setting("master", TEXT, "a Spark master, such as spark://host:7077; executors of this machine without one"),
-    Setting("remote", TEXT, "a Spark Connect server, such as sc://host:15002, instead of --master"),
-    Setting("conf", SPARK_OPTIONS, "a Spark setting, such as spark.task.cpus=4"),
+    *PLACE,
     Setting("workers", Kind(list, "numbers such as 1,2,4", _counts), "of each run: powers of two up to the slots"),
     Setting("steps", integer(1), "of an epoch; as many as make a run of about a minute"),
     Setting("repeats", integer(1), f"epochs of each run that count ({DEFAULT_REPEATS})"),
     Setting("strong", SWITCH, "divide batchSize by the workers, in place of one batchSize for each"),
     Setting("json", SWITCH, "print one line of JSON in place of the table"),
     Setting("output", TEXT, "a file for the same as an HTML page"),
-    *(setting for setting in settings_of(TRAIN) if setting.name not in _LEFT_OUT),
+    *training_settings(),
 )
 
 
@@ -75,59 +66,7 @@ def bench(words: Sequence[str]) -> int:
     Raises:
         SystemExit: ``--help`` was asked for, and has been printed.
     """
-    # As `python -m` has it: the model's module is looked for where the user is.
-    sys.path += [folder for folder in (os.getcwd(),) if folder not in sys.path]
-    try:
-        settings = read_settings(NAME, DESCRIPTION, SETTINGS, words)
-        leave_out_warnings()
-        check(settings)
-        require_code(settings)
-        _ship_modules()
-        session = _started_session(settings)
-        with contextlib.ExitStack() as closing:
-            closing.callback(_stop, session)
-            runs = measure(session, settings)
-    except ConfigurationError as error:
-        return _failed(error, 2)
-    except Exception as error:
-        return _failed(error, 1)
-    return _report(runs, settings)
-
-
-def check(settings: Mapping[str, Any]) -> None:
-    """Raises ConfigurationError unless the settings say what to train on what, and where."""
-    require_one(settings, "data", "table")
-    require_one(settings, "model")
-    if "master" in settings and "remote" in settings:
-        require_one(settings, "master", "remote")
-    require_master(settings.get("master", ""))
-
-
-def _ship_modules() -> None:
-    """Has the modules beside which the user stands travel with the model's function, so that executors need none."""
-    from pyspark import cloudpickle
-
-    folder = os.getcwd()
-    for module in list(sys.modules.values()):
-        if module.__name__ != "__main__" and os.path.dirname(getattr(module, "__file__", None) or "") == folder:
-            cloudpickle.register_pickle_by_value(module)
-
-
-def _started_session(settings: Mapping[str, Any]) -> SparkSession:
-    from elephant.cli.doctor import DEFAULT_WORKERS, start_session
-
-    where = {name: settings.get(name) for name in ("master", "remote")}
-    most = max(settings.get("workers", [DEFAULT_WORKERS]))
-    try:
-        return start_session(**where, conf=settings.get("conf", {}), workers=most, app_name=NAME)
-    except Exception as error:
-        raise ClusterError(f"expected a Spark session. Received: {short_text(error)}.") from error
-
-
-def _stop(session: SparkSession) -> None:
-    # A JVM may be gone. What was measured stands.
-    with contextlib.suppress(Exception):
-        session.stop()
+    return run_command(NAME, DESCRIPTION, SETTINGS, words, measure, _report)
 
 
 def workers_up_to(slots: int) -> list[int]:
@@ -151,16 +90,18 @@ def measure(session: SparkSession, settings: Mapping[str, Any]) -> list[ScalingR
     files = read_rows(session, settings)
     slots_s = Timeouts.of(settings.get("timeouts", {})).slots_s
     known = settings.get("workers")
-    counts = known or workers_up_to(awaited_slots(session, DEFAULT_WORKERS, slots_s, _note) or DEFAULT_WORKERS)
+    counts = known or workers_up_to(
+        awaited_slots(session, DEFAULT_WORKERS, slots_s, functools.partial(note, NAME)) or DEFAULT_WORKERS
+    )
     repeats, runs = settings.get("repeats", DEFAULT_REPEATS), []
     for workers in counts:
         try:
             steps = settings.get("steps") or _calibrated(files, settings, workers, repeats)
             run = _run(files, settings, workers, steps, repeats)
-            _note(f"workers={workers}, {repeats} times {steps} steps: {run.rows_per_s:,.0f} rows/s")
+            note(NAME, f"workers={workers}, {repeats} times {steps} steps: {run.rows_per_s:,.0f} rows/s")
         except Exception as error:
             run = _empty(settings, workers, error=line_of(error))
-            _note(f"workers={workers}: {run.error}")
+            note(NAME, f"workers={workers}: {run.error}")
         runs.append(run)
     return runs
 
@@ -222,7 +163,9 @@ def _report(runs: Sequence[ScalingRun], settings: Mapping[str, Any]) -> int:
         try:
             Path(settings["output"]).write_text(page(runs, texts, facts), encoding="utf-8")
         except OSError as error:
-            return _failed(ConfigurationError(f"output: expected a file that can be written. Received: {error}."), 1)
+            return failed(
+                NAME, ConfigurationError(f"output: expected a file that can be written. Received: {error}."), 1
+            )
     return 1 if any(run.error for run in runs) else 0
 
 
@@ -255,13 +198,3 @@ def as_text(runs: Sequence[ScalingRun], texts: Sequence[str]) -> str:
         console.print()
         console.print(Text(text))
     return "\n".join(line.rstrip() for line in output.getvalue().splitlines())
-
-
-def _note(text: str) -> None:
-    sys.stderr.write(f"{NAME}: {text}\n")
-    sys.stderr.flush()
-
-
-def _failed(error: Exception, code: int) -> int:
-    _note(line_of(error))
-    return code

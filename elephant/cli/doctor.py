@@ -35,7 +35,7 @@ from elephant.cluster.checks.machine_checks import (
     memory_bytes,
 )
 from elephant.cluster.checks.preflight import Requirements, check_session
-from elephant.cluster.checks.registry import FAILURE, UNKNOWN, CheckResult, Phase, check_result, run_phase
+from elephant.cluster.checks.registry import FAILURE, OK, UNKNOWN, CheckResult, Phase, check_result, run_phase
 from elephant.cluster.executors import awaited_slots, count_slots, running_executors
 from elephant.cluster.gpu_plan import ResourceRequest
 from elephant.cluster.session import is_local, is_remote, jvm_context, session_settings
@@ -58,6 +58,10 @@ _GRACE_S = 20.0
 _PROBE_S = 5.0
 _CONNECT_S = 20.0
 _UNKNOWN_EXECUTORS = 4
+# Of a fit: its processes may have to import Keras first.
+_FIT_S = 300.0
+# Those that differ in how workers meet.
+_FIT_MODES = ("synchronous", "asynchronous")
 
 
 def diagnose(
@@ -66,6 +70,7 @@ def diagnose(
     num_workers: int | None = None,
     mode: str = "synchronous",
     gpu: bool = False,
+    fit: bool = False,
     timeout_s: float = 60.0,
 ) -> list[CheckResult]:
     """Looks whether a fit would work in a session, from a notebook or inside a job.
@@ -75,6 +80,9 @@ def diagnose(
     Args:
         num_workers: Workers of the fit; None means as many as there are task slots.
         mode: Mode of the fit, as `elephant.KerasEstimator` has it.
+        gpu: Whether each worker is to have a GPU.
+        fit: Whether to train a built-in model for ten seconds in each mode, and to tell the seconds of each phase.
+        timeout_s: Seconds that a single check may take; a fit has more.
 
     Returns:
         What each check found, in the order in which they ran. A fit would fail when ``check_result.failed``
@@ -89,7 +97,9 @@ def diagnose(
     if not timeout_s > 0:
         raise ConfigurationError(f"timeout_s: expected more than 0 seconds. Received: {timeout_s!r}.")
     packages = examine_packages()
-    return packages + _examine_cluster(session, num_workers=num_workers, mode=mode, gpu=gpu, timeout_s=timeout_s)
+    return packages + _examine_cluster(
+        session, num_workers=num_workers, mode=mode, gpu=gpu, fit=fit, timeout_s=timeout_s
+    )
 
 
 def examine(arguments: argparse.Namespace) -> list[CheckResult]:
@@ -155,6 +165,7 @@ def _in_session(arguments: argparse.Namespace) -> list[CheckResult]:
             num_workers=arguments.workers,
             mode=arguments.mode,
             gpu=arguments.gpu,
+            fit=arguments.fit,
             timeout_s=arguments.timeout,
         )
     finally:
@@ -176,7 +187,7 @@ def _no_session(received: str) -> CheckResult:
 
 
 def _examine_cluster(
-    session: SparkSession, *, num_workers: int | None, mode: str, gpu: bool, timeout_s: float
+    session: SparkSession, *, num_workers: int | None, mode: str, gpu: bool, fit: bool, timeout_s: float
 ) -> list[CheckResult]:
     limit_s = timeout_s + _GRACE_S
     try:
@@ -198,6 +209,9 @@ def _examine_cluster(
     if mode == "synchronous" and not any(found.failed for found in check_results):
         remedy = "See the logs of the executors."
         check_results += checked("trial run", limit_s, examination.trial, expected="ranks that meet", remedy=remedy)
+    for each in _FIT_MODES if fit and not any(found.failed for found in check_results) else ():
+        look, remedy = functools.partial(examination.fit, each), "See the logs of the executors."
+        check_results += checked(f"fit, {each}", _FIT_S + _GRACE_S, look, expected="a fit that ends", remedy=remedy)
     return check_results
 
 
@@ -309,6 +323,21 @@ class ClusterExamination:
             except Exception as caught:
                 error = short_text(caught)
         return run_phase(Phase.TRIAL, num_workers=count, ranks=sums, seconds=time.monotonic() - began, error=error)
+
+    def fit(self, mode: str) -> list[CheckResult]:
+        """Trains a built-in model for some seconds, and returns the seconds of each phase."""
+        from elephant.spark.trial_fit import trial_fit
+
+        name, timeouts = f"fit, {mode}", Timeouts(slots_s=_CONNECT_S)
+        with _cancelled_after(self._session, _FIT_S):
+            try:
+                found = trial_fit(self._session, num_workers=self._num_workers, mode=mode, timeouts=timeouts)
+            except Exception as error:
+                remedy = "Do what the error says; the logs of the executors tell more."
+                return [
+                    check_result(name, FAILURE, expected="a fit that ends", received=short_text(error), remedy=remedy)
+                ]
+        return [check_result(name, OK, expected="a fit that ends", received=str(found))]
 
 
 def sum_of_ranks() -> int:

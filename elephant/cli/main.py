@@ -47,6 +47,11 @@ exit codes: 0 the page is written; 1 a file cannot be read or written; 2 wrong a
 Of a fit that still runs, or that has died, the page shows what has come so far, and says so
 """
 _EVENTS = ".jsonl"
+# Commands whose arguments are settings, as those of a job are.
+_OF_SETTINGS = {
+    "bench": "measure what more workers bring to your own model and rows",
+    "verify": "compare two workers with one process on your own model and rows",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -65,6 +70,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from elephant.cli.bench import bench
 
             return bench(given.arguments)
+        if given.command == "verify":
+            from elephant.cli.verify import verify
+
+            return verify(given.arguments)
         return _report(given) if given.command == "report" else _diagnose(given)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
@@ -77,9 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _read(words: Sequence[str]) -> argparse.Namespace:
     parser = _parser()
-    if words[:1] == ["bench"]:
-        # Its arguments are settings, as those of a job are.
-        return argparse.Namespace(command="bench", arguments=list(words[1:]))
+    if words and words[0] in _OF_SETTINGS:
+        return argparse.Namespace(command=words[0], arguments=list(words[1:]))
     # Words behind two dashes are the script's.
     own = list(words[: words.index("--")]) if "--" in words else list(words)
     given, unknown = parser.parse_known_args(own)
@@ -160,12 +168,18 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("--mode", type=full_mode, choices=MODES, default="synchronous", help="of the fit (synchronous)")
     doctor.add_argument("--gpu", action="store_true", help="expect a GPU for every worker, which Keras can use")
     doctor.add_argument(
+        "--fit",
+        action="store_true",
+        help="train a built-in model for ten seconds, synchronously and asynchronously, and tell each phase's seconds",
+    )
+    doctor.add_argument(
         "--timeout", type=_seconds, default=60.0, metavar="S", help="seconds that a single check may take (60)"
     )
     doctor.add_argument("--json", action="store_true", help="print JSON in place of the table")
     _add_run(commands.add_parser)
     _add_report(commands.add_parser)
-    commands.add_parser("bench", help="measure what more workers bring to your own model and rows", add_help=False)
+    for name, text in _OF_SETTINGS.items():
+        commands.add_parser(name, help=text, add_help=False)
     return parser
 
 

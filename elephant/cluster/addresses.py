@@ -18,8 +18,8 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from elephant.cluster.session import is_remote, setting
-from elephant.cluster.spark_private import connect_client
+from elephant.cluster.session import is_remote, jvm_context, setting
+from elephant.cluster.spark_private import connect_client, java_context
 from elephant.errors import ClusterError, NetworkError
 from elephant.net.addresses import Address, address_towards, is_own_address, numeric_addresses
 
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 SETTING = "spark.elephant.driver.host"
 # No packet is sent to find an address, so that the number has no part in it.
 _ANY_PORT = 15002
+# Hadoop's default (yarn-default.xml).
+_RESOURCE_MANAGER_PORT = 8032
+_MANAGER = "yarn.resourcemanager"
 
 Resolve = Callable[[str], Sequence[str]]
 Towards = Callable[[Address], str]
@@ -79,7 +82,12 @@ def driver_addresses(session: SparkSession) -> tuple[str, str]:
     if not host:
         raise ClusterError("expected spark.driver.host to be set. Received: nothing.")
     master = session.conf.get("spark.master", None) or "local"
-    return choose_driver_addresses(host, session.conf.get("spark.driver.bindAddress", None), master=master)
+    return choose_driver_addresses(
+        host,
+        session.conf.get("spark.driver.bindAddress", None),
+        master=master,
+        resource_managers=lambda: resource_managers(session),
+    )
 
 
 def choose_driver_addresses(
@@ -87,6 +95,7 @@ def choose_driver_addresses(
     bind: str | None,
     *,
     master: str,
+    resource_managers: Callable[[], Sequence[Address]] = tuple,
     resolve: Resolve = numeric_addresses,
     towards: Towards = address_towards,
 ) -> tuple[str, str]:
@@ -96,6 +105,7 @@ def choose_driver_addresses(
         host: ``spark.driver.host``: a name, or an address, an IPv6 one with or without brackets.
         bind: ``spark.driver.bindAddress``; None or nothing means the address of ``host``.
         master: ``spark.master``.
+        resource_managers: Returns the addresses of YARN's ResourceManagers, where the master is YARN.
 
     Raises:
         ClusterError: There is none.
@@ -107,7 +117,8 @@ def choose_driver_addresses(
     given = _numeric(host, "spark.driver.host", resolve)
     advertised = _preferred(given, listening)
     if _is_loopback(advertised) and not _is_address(host) and not _THIS_MACHINE.match(master):
-        advertised = _seen_from(master, host, advertised, listening, towards)
+        masters = resource_managers() if master == "yarn" else master_addresses(master)
+        advertised = _seen_from(masters, (host, advertised, master), listening, towards)
     if listening is None:
         return advertised, advertised
     _require_one_family(advertised, listening)
@@ -159,6 +170,24 @@ def master_addresses(master: str) -> list[Address]:
     return []
 
 
+def resource_managers(session: SparkSession) -> list[Address]:
+    """Returns where YARN's ResourceManagers take applications, as Hadoop's settings on the driver say.
+
+    Args:
+        session: A session with a JVM; nothing is returned for another one.
+    """
+    context = jvm_context(session)
+    if context is None:
+        return []
+    settings = java_context(context).hadoopConfiguration()
+    ids = filter(None, str(settings.get(f"{_MANAGER}.ha.rm-ids") or "").split(","))
+    suffixes = [f".{one.strip()}" for one in ids] or [""]
+    # Of several, many clusters name the hosts alone; of a single one, Hadoop's defaults make an address of its name.
+    known = (settings.get(f"{_MANAGER}.address{one}") or settings.get(f"{_MANAGER}.hostname{one}") for one in suffixes)
+    places = [_split(f"//{place}", _RESOURCE_MANAGER_PORT) for place in known if place]
+    return [(host, port) for host, port in places if not _is_address(host) or not _is_unspecified(host)]
+
+
 def _split(url: str, default_port: int) -> Address:
     parts = urlsplit(url)
     return parts.hostname or "", parts.port or default_port
@@ -187,10 +216,13 @@ def _preferred(addresses: Sequence[str], like: str | None) -> str:
     return min(addresses, key=drawbacks)
 
 
-def _seen_from(master: str, host: str, loopback: str, listening: str | None, towards: Towards) -> str:
+def _seen_from(
+    masters: Sequence[Address], received: tuple[str, str, str], listening: str | None, towards: Towards
+) -> str:
     """Returns the driver's address as the master sees it, because its name only leads back to this machine."""
-    problem = "Its URL does not say where it is."
-    for place in master_addresses(master):
+    host, loopback, master = received
+    problem = "Nothing says where the master is."
+    for place in masters:
         try:
             address = towards(place)
         except NetworkError as error:

@@ -296,6 +296,17 @@ def dealt(rdd: RDD[Any], number: int) -> RDD[Any]:
     return numbered.partitionBy(number, _itself).values()
 
 
+def with_marks(training: RDD[Any], validation: RDD[Any]) -> RDD[tuple[Any, bool]]:
+    """Returns the records of two RDDs, each with whether it is for validation."""
+    parts = (training, False), (validation, True)
+    marked, more = (rdd.map(functools.partial(_with_mark, mark)) for rdd, mark in parts)
+    return marked.union(more)
+
+
+def _with_mark(mark: bool, record: Any) -> tuple[Any, bool]:
+    return record, mark
+
+
 def _numbered(number: int, index: int, records: Iterable[Any]) -> Iterator[tuple[int, Any]]:
     for place, record in enumerate(records):
         yield (index + place) % number, record

@@ -45,10 +45,12 @@ class SparkWords(Enum):
     WORKER_ENDED = r"Python worker exited unexpectedly|java\.io\.IOException: Stream closed"
     APPLICATION_GONE = r"SparkContext was shut down|stopped SparkContext|FetchFailed|All masters are unresponsive"
     CANCELLED = r"Job \d+ cancelled[^\n]*|\[?OPERATION_CANCELED\]?[^\n]*"
+    STOPPED = r'SparkContext\.dagScheduler\(\)" is null'  # in the middle of a call
     TOO_FEW_SLOTS = r"SPARK-24819"
     FORBIDDEN_CHAIN = r"SPARK-2482[01]"  # of a barrier stage
     LOST_EXECUTOR = r"ExecutorLostFailure \(executor (\S+)"
     FAILED_TASK = r"barrier task \w+\(\d+, (\d+)\) finished unsuccessfully"
+    OUT_OF_MEMORY = r"possible container OOM|OOMKilled"  # Kubernetes; YARN's report says itself what to raise
     OTHER_PYTHON = r"different version:? (.+?) than that in driver"
     NO_PROGRAM = r'Cannot run program "([^"]+)"'
     NO_MODULE = r"No module named '([^']+)'"
@@ -212,7 +214,11 @@ def cancellation(error: Exception | None) -> JobCancelledError | None:
     True
     """
     said = SparkWords.CANCELLED.search(error)
-    return None if said is None else JobCancelledError(f"the Spark job was cancelled: {said[0].strip()}")
+    if said is not None:
+        return JobCancelledError(f"the Spark job was cancelled: {said[0].strip()}")
+    if SparkWords.STOPPED.search(error) is not None:
+        return JobCancelledError("the Spark job was cancelled: the SparkContext was shut down")
+    return None
 
 
 def lost_driver(error: Exception | None) -> ClusterError | None:

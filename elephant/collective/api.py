@@ -6,8 +6,8 @@ It belongs to the process and not to a thread, because frameworks call back from
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from elephant.compression import Codec
 _SOLO = LocalCommunicator()
 _installed: list[Communicator] = []
 _users: list[BackgroundUser] = []
+# Whom operations of a fit's steps ask, how much this rank counts there, and whether a step is under way.
+_exchanges: list[tuple[Communicator, Callable[[], float], Callable[[], bool]]] = []
 
 
 class BackgroundUser(Protocol):
@@ -54,6 +56,30 @@ def using(communicator: Communicator) -> Iterator[None]:
 def current_collective() -> Communicator:
     """Returns the collective that the functions of this module act on."""
     return _installed[-1] if _installed else _SOLO
+
+
+@contextlib.contextmanager
+def exchanging(communicator: Communicator, share: Callable[[], float], in_step: Callable[[], bool]) -> Iterator[None]:
+    """Tells, for the time of a ``with`` block, whom operations of a fit's steps ask; outside of steps nobody.
+
+    Args:
+        communicator: The ranks whose gradients are averaged.
+        share: Gives this rank's part in the average; zero where it has no rows.
+        in_step: Tells whether a training step is under way.
+    """
+    _exchanges.append((communicator, share, in_step))
+    try:
+        yield
+    finally:
+        _exchanges.pop()
+
+
+def current_exchange() -> tuple[Communicator, float]:
+    """Returns whom operations of a step ask, and this rank's weight; in a function of a run all ranks weigh alike."""
+    if not _exchanges:
+        return current_collective(), 1.0
+    communicator, share, in_step = _exchanges[-1]
+    return (communicator, share()) if in_step() else (_SOLO, 1.0)
 
 
 def in_run() -> bool:
@@ -116,12 +142,12 @@ def local_world_size() -> int:
 
 
 def allreduce(array: np.ndarray, op: str = "sum", *, codec: Codec | None = None) -> np.ndarray:
-    """Returns the elementwise sum, mean, minimum or maximum of an array over all ranks, in a new array.
+    """Returns the elementwise sum, mean, minimum, maximum or product of an array over all ranks, in a new array.
 
     Args:
         array: Of dtype float16, bfloat16, float32, float64, int32 or int64; any shape, with the
             same shape and dtype on every rank.
-        op: ``"sum"``, ``"mean"`` (of floats), ``"min"`` or ``"max"``.
+        op: ``"sum"``, ``"mean"`` (of floats), ``"min"``, ``"max"`` or ``"product"``.
         codec: Encodes what goes from host to host; the same on every rank.
 
     Raises:
@@ -137,7 +163,7 @@ def allreduce(array: np.ndarray, op: str = "sum", *, codec: Codec | None = None)
 
 
 def allreduce_(array: np.ndarray, op: str = "sum", *, codec: Codec | None = None) -> None:
-    """Replaces an array, on every rank, by its sum, mean, minimum or maximum over all ranks.
+    """Replaces an array, on every rank, by its sum, mean, minimum, maximum or product over all ranks.
 
     Args:
         array: C-contiguous and writable; else as in `allreduce`.
@@ -233,6 +259,127 @@ def broadcast_(array: np.ndarray, root: int = 0) -> None:
         >>> collective.broadcast_(np.array([1, 2]))
     """
     current_collective().broadcast_(array, root)
+
+
+def alltoall(parts: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Sends each rank a part, and returns those that came from all ranks, by rank.
+
+    Args:
+        parts: By rank, each with at least one dimension, of any dtype without Python objects. The first dimensions
+            may all differ and may be zero; dtype and other dimensions are the same, on all ranks.
+
+    Raises:
+        ConfigurationError: There is not a part for each rank, or they cannot travel.
+        NetworkError: Another rank is gone, too late, or asked for something else.
+
+    Examples:
+        >>> from elephant import collective
+        >>> collective.alltoall([np.array([1, 2])])
+        [array([1, 2])]
+    """
+    return current_collective().alltoall(parts)
+
+
+def broadcast_object(value: Any, root: int = 0) -> Any:
+    """Returns the root's object on every rank.
+
+    Objects travel by cloudpickle. Ranks of one run trust each other: what arrives is unpickled only after the proof
+    that a process with the run's token sent it.
+
+    Args:
+        value: Of any kind that can be pickled; counts on the root alone.
+        root: The rank whose object all receive.
+
+    Raises:
+        ConfigurationError: It cannot be pickled, or there is no such rank.
+        NetworkError: Another rank is gone, too late, or asked for something else.
+
+    Examples:
+        >>> from elephant import collective
+        >>> collective.broadcast_object({"rate": 0.1})
+        {'rate': 0.1}
+    """
+    return current_collective().broadcast_object(value, root)
+
+
+def allgather_object(value: Any) -> list[Any]:
+    """Returns every rank's object, by rank; see `broadcast_object` for how they travel.
+
+    Args:
+        value: Of any kind that can be pickled.
+
+    Raises:
+        ConfigurationError: It cannot be pickled.
+        NetworkError: Another rank is gone, too late, or asked for something else.
+
+    Examples:
+        >>> from elephant import collective
+        >>> collective.allgather_object("zero")
+        ['zero']
+    """
+    return current_collective().allgather_object(value)
+
+
+def send(arrays: Sequence[np.ndarray], dst: int) -> None:
+    """Sends a message to one rank, without waiting for that rank to ask for it.
+
+    Messages from one rank to another arrive in their order. The arrays are the caller's again when this returns.
+    Where over 256 MB of earlier messages to the rank have not gone out, it waits for them.
+
+    Args:
+        arrays: Of any shapes and dtypes without Python objects; any number of them.
+        dst: Another rank.
+
+    Raises:
+        ConfigurationError: The arrays cannot travel, or there is no such other rank.
+        NetworkError: Another rank is gone, or earlier messages were not taken in time.
+
+    Examples:
+        >>> from elephant import collective
+        >>> if collective.rank() > 0:
+        ...     collective.send([np.array([1.0])], dst=0)
+    """
+    current_collective().send(arrays, dst)
+
+
+def recv(src: int) -> list[np.ndarray]:
+    """Returns the arrays of the next message from one rank.
+
+    Args:
+        src: Another rank.
+
+    Raises:
+        ConfigurationError: There is no such other rank.
+        NetworkError: Another rank is gone, or no message came in time.
+
+    Examples:
+        >>> from elephant import collective
+        >>> if collective.rank() == 0:
+        ...     gathered = [collective.recv(src) for src in range(1, collective.world_size())]
+    """
+    return current_collective().recv(src)
+
+
+def new_group(ranks: Sequence[int]) -> Communicator | None:
+    """Makes a group of some ranks, with operations and messages of its own; all ranks call it, in the same order.
+
+    Args:
+        ranks: Each once, in the order of the group: a member's rank in it is its place here. Alike on all ranks.
+
+    Returns:
+        The group; None on ranks outside of it.
+
+    Raises:
+        ConfigurationError: There is no such rank, or one is there twice.
+        NetworkError: Another rank is gone, too late, or asked for something else.
+
+    Examples:
+        >>> from elephant import collective
+        >>> group = collective.new_group([0])
+        >>> group.world_size
+        1
+    """
+    return current_collective().new_group(ranks)
 
 
 def barrier() -> None:

@@ -24,13 +24,13 @@ import queue
 import select
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from elephant.collective.failure_detector import FailureDetector
 from elephant.collective.operation import REQUEST_BYTES, Operation
+from elephant.collective.watch.failure_detector import FailureDetector
 from elephant.errors import DeadlineExceededError, PeerLostError
 from elephant.net import socket_io
 from elephant.net.deadline import Deadline
@@ -52,6 +52,7 @@ class LinkPair:
 
     Args:
         source: Connected to the rank that data comes from, authenticated; owned from here on.
+        source_rank: That rank's number in the run.
 
     Attributes:
         bytes_sent: Bytes that were handed to it so far.
@@ -138,22 +139,28 @@ class LinkPair:
 
 @dataclass(frozen=True)
 class RankGroup:
-    """Some of the ranks, in the order in which they are connected.
+    """Some of the ranks of a communicator, in the order in which they are connected.
 
     Args:
-        ranks: Numbers of the ranks in all of the fit, in the order of the group.
+        ranks: The communicator's, in the order of the group.
         position: This rank's place among them.
-        pairs: This rank's connections, by distance; none in a group of one.
+        pairs: This rank's connections, by distance; none in a group of one. Those at further distances than
+            `distances` has are added when they are needed.
     """
 
     ranks: Sequence[int]
     position: int
-    pairs: Mapping[int, LinkPair]
+    pairs: dict[int, LinkPair]
 
     @property
     def size(self) -> int:
         """Number of members."""
         return len(self.ranks)
+
+    def neighbors(self, distance: int) -> tuple[int, int]:
+        """Returns the ranks so many places before this one, and after it."""
+        before, after = ((self.position + step) % self.size for step in (-distance, distance))
+        return self.ranks[before], self.ranks[after]
 
     def close(self) -> None:
         """Closes this rank's connections."""
@@ -179,7 +186,6 @@ class BruckAllgather:
 
     def __init__(self, group: RankGroup, longest_block: int) -> None:
         self._group = group
-        self._rank = group.ranks[group.position]
         self._rounds = [(group.pairs[distance], distance, count) for distance, count in rounds(group.size)]
         # Block i is that of the member i places before this one; the one of the lowest rank is to come first.
         places = {member: (group.position - place) % group.size for place, member in enumerate(group.ranks)}
@@ -234,7 +240,7 @@ class BruckAllgather:
                 before = received
                 received += pair.receive(incoming[received:] if received else incoming, operation)
                 if before < REQUEST_BYTES <= received:
-                    operation.check(incoming[:REQUEST_BYTES], self._rank, pair.source_rank)
+                    operation.check(incoming[:REQUEST_BYTES], pair.detector.rank, pair.source_rank)
 
 
 def _nothing(index: int) -> None:
@@ -403,6 +409,26 @@ class SenderThread:
             raise PeerLostError("The sender was stopped.")
 
 
+def run_alone(pair: LinkPair, schedule: ChunkSchedule, operation: Operation) -> None:
+    """Sends and receives all pieces of a flow in this thread, whichever is possible at the moment."""
+    while not schedule.over:
+        sent = pair.send(schedule.next_out(), operation) if schedule.may_send else None
+        if sent:
+            schedule.sent(sent)
+        received = pair.receive(schedule.into, operation) if schedule.into is not None else 0
+        if received:
+            schedule.received(received)
+        if not sent and not received:
+            pair.wait(operation, reading=schedule.into is not None, writing=sent is not None)
+
+
+def swap(pair: LinkPair, outgoing: memoryview, incoming: memoryview, operation: Operation) -> None:
+    """Sends bytes the one way, and fills others with what comes from the other; any number of them, or none."""
+    flow = ChunkSchedule([outgoing][: len(outgoing)], [incoming][: len(incoming)], free=1, lag=0)
+    pair.bytes_sent += len(outgoing)
+    run_alone(pair, flow, operation)
+
+
 class Pipeline:
     """Runs flows over one pair of connections.
 
@@ -427,24 +453,12 @@ class Pipeline:
         if threaded:
             self._run_with_sender(schedule, operation)
         else:
-            self._run_alone(schedule, operation)
+            run_alone(self._pair, schedule, operation)
 
     def close(self) -> None:
         """Joins the thread; ends the connections first, which ends what it is in."""
         self._pair.shut_down()
         self._sender.stop()
-
-    def _run_alone(self, schedule: ChunkSchedule, operation: Operation) -> None:
-        pair = self._pair
-        while not schedule.over:
-            sent = pair.send(schedule.next_out(), operation) if schedule.may_send else None
-            if sent:
-                schedule.sent(sent)
-            received = pair.receive(schedule.into, operation) if schedule.into is not None else 0
-            if received:
-                schedule.received(received)
-            if not sent and not received:
-                pair.wait(operation, reading=schedule.into is not None, writing=sent is not None)
 
     def _run_with_sender(self, schedule: ChunkSchedule, operation: Operation) -> None:
         pair, sender = self._pair, self._sender

@@ -23,30 +23,70 @@ _REQUEST = struct.Struct("<4s4xQ64s")
 _MAGIC = b"EREQ"
 _NAME_BYTES = 64
 REQUEST_BYTES = _REQUEST.size
+# A number of an operation has that of its group in its upper 16 bits.
+_GROUP_SHIFT = 48
+MOST_GROUPS = 1 << 16
+# What sends and waits for messages have in the place of a number in the order of their group.
+MESSAGE = (1 << _GROUP_SHIFT) - 1
 
-_COMBINE = {"sum": np.add, "mean": np.add, "min": np.minimum, "max": np.maximum}
+_COMBINE = {"sum": np.add, "mean": np.add, "min": np.minimum, "max": np.maximum, "product": np.multiply}
 OPERATIONS = tuple(_COMBINE)
 _HALVES = ("float16", "bfloat16")
 _NAMES = (*_HALVES, "float32", "float64", "int32", "int64")
+
+
+def numbered(group: int, count: int) -> int:
+    """Returns the number of a group's operation.
+
+    >>> hex(numbered(2, 5))
+    '0x2000000000005'
+    """
+    return group << _GROUP_SHIFT | count
+
+
+def group_of(sequence: int) -> int:
+    """Returns the number of the group that an operation is of; zero is that of all ranks."""
+    return sequence >> _GROUP_SHIFT
+
+
+def spelled(sequence: int) -> str:
+    """Returns an operation's number as errors tell it.
+
+    >>> spelled(5), spelled(numbered(2, 5)), spelled(numbered(0, MESSAGE))
+    ('operation 5', 'operation 5 of group 2', 'a send or recv')
+    """
+    group, count = group_of(sequence), sequence & MESSAGE
+    text = "a send or recv" if count == MESSAGE else f"operation {count}"
+    return f"{text} of group {group}" if group else text
 
 
 class Operation:
     """Operation that this rank asks for, and its deadline.
 
     Args:
-        sequence: The number of the operation, from one; zero while the ranks connect.
+        sequence: The number of the operation, from one, see `numbered`; zero while the ranks connect.
         name: Operation, dtype and shape in words; all ranks must say the same.
         deadline: When it must be over.
         age_s: Seconds that this rank has been in it.
+        ranks: Those that it needs, by their numbers in the run; None where it needs all.
 
     Attributes:
         request: Number and name in a fixed number of bytes, the same on every rank.
     """
 
-    def __init__(self, sequence: int, name: str, deadline: Deadline, age_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        sequence: int,
+        name: str,
+        deadline: Deadline,
+        age_s: float = 0.0,
+        *,
+        ranks: Sequence[int] | None = None,
+    ) -> None:
         self.sequence = sequence
         self.name = name
         self.deadline = deadline
+        self.ranks = ranks
         self.request = _REQUEST.pack(_MAGIC, sequence, _fixed_length(name))
         self._began = time.monotonic() - age_s
 
@@ -54,6 +94,20 @@ class Operation:
     def age_s(self) -> float:
         """Seconds since this rank entered the operation."""
         return time.monotonic() - self._began
+
+    @property
+    def is_message(self) -> bool:
+        """True of the send of a message, and of the wait for one."""
+        return self.sequence & MESSAGE == MESSAGE
+
+    def needs(self, rank: int) -> bool:
+        """Returns whether it needs a rank, by its number in the run."""
+        return self.ranks is None or rank in self.ranks
+
+    def is_entered(self, sequence: int) -> bool:
+        """Returns whether a rank that is in another operation has come to this one."""
+        messages = self.is_message or sequence & MESSAGE == MESSAGE
+        return not messages and group_of(sequence) == group_of(self.sequence) and sequence >= self.sequence
 
     def check(self, request: bytes | memoryview, rank: int, other: int) -> None:
         """Compares the request of another rank with this one.
@@ -72,8 +126,8 @@ class Operation:
         shown = name.rstrip(b"\0").decode("ascii", "backslashreplace")
         raise ProtocolError(
             "Expected all ranks to call the same operations in the same order, with the same shapes and dtypes. "
-            f"Received: rank {other} asked for {shown!r} as operation {sequence}, "
-            f"rank {rank} for {self.name!r} as operation {self.sequence}."
+            f"Received: rank {other} asked for {shown!r} as {spelled(sequence)}, "
+            f"rank {rank} for {self.name!r} as {spelled(self.sequence)}."
         )
 
 
@@ -91,7 +145,8 @@ class AlgorithmThresholds:
 
     Args:
         small_bytes: Arrays that make no more than this over all ranks are gathered whole on every rank.
-        rounds_bytes: Larger ones of up to this length are reduced in rounds, log2 of the ranks of them.
+        rounds_bytes: Larger ones of up to this length are reduced in rounds, log2 of the ranks of them; None lets a
+            group's links decide, see `elephant.collective.ring.Ring.choose_rounds`.
         piece_bytes: Length of the pieces in which those beyond go round a ring; a multiple of eight.
         threaded_bytes: Of arrays of this length, a second thread sends the pieces.
         block_bytes: Length of each rank's blocks in shared memory; a multiple of eight.
@@ -99,7 +154,7 @@ class AlgorithmThresholds:
     """
 
     small_bytes: int = 1 << 18
-    rounds_bytes: int = 1 << 22
+    rounds_bytes: int | None = None
     piece_bytes: int = 1 << 19
     threaded_bytes: int = 1 << 23
     block_bytes: int = 1 << 20
@@ -111,7 +166,7 @@ class ReduceOp:
     """One reduction over the ranks, as two steps that a transport applies to pieces of arrays.
 
     Args:
-        op: ``"sum"``, ``"mean"``, ``"min"`` or ``"max"``.
+        op: ``"sum"``, ``"mean"``, ``"min"``, ``"max"`` or ``"product"``.
         world_size: How many ranks bring a value.
     """
 
@@ -170,7 +225,7 @@ def check_reduction(dtype: np.dtype, op: str) -> None:
     if not is_reducible(dtype):
         raise ConfigurationError(f"array: expected dtype {', '.join(_NAMES)}. Received: {dtype}.")
     if op == "mean" and dtype.kind == "i":
-        raise ConfigurationError(f"op: expected sum, min or max for integers. Received: 'mean' for {dtype}.")
+        raise ConfigurationError(f"op: expected sum, min, max or product for integers. Received: 'mean' for {dtype}.")
 
 
 def check_allreduce(array: np.ndarray, op: str) -> None:
@@ -195,8 +250,54 @@ def check_broadcast(array: np.ndarray, root: int, world_size: int) -> None:
     """Raises ConfigurationError unless ``broadcast_`` can take these arguments."""
     _check_plain(array)
     _check_in_place(array)
+    check_root(root, world_size)
+
+
+def check_root(root: int, world_size: int) -> None:
+    """Raises ConfigurationError unless there is such a rank."""
     if not 0 <= root < world_size:
         raise ConfigurationError(f"root: expected a rank from 0 to {world_size - 1}. Received: {root!r}.")
+
+
+def check_alltoall(parts: Sequence[np.ndarray], world_size: int) -> None:
+    """Raises ConfigurationError unless ``alltoall`` can take these parts."""
+    if len(parts) != world_size:
+        raise ConfigurationError(f"parts: expected one for each of {world_size} ranks. Received: {len(parts)}.")
+    for part in parts:
+        check_allgather(part)
+    kinds = list(dict.fromkeys((name_of(part.dtype), part.shape[1:]) for part in parts))
+    if len(kinds) > 1:
+        raise ConfigurationError(
+            f"parts: expected rows of one dtype and shape. Received: {', '.join(f'{a} {b}' for a, b in kinds)}."
+        )
+
+
+def check_message(arrays: Sequence[np.ndarray] | np.ndarray) -> None:
+    """Raises ConfigurationError unless ``send`` can take these arrays."""
+    if isinstance(arrays, np.ndarray):
+        raise ConfigurationError("arrays: expected a list of arrays. Received: one array. Put it into a list.")
+    for array in arrays:
+        _check_plain(array)
+        if array.dtype.kind == "V" and not is_half(array.dtype):
+            raise ConfigurationError(f"arrays: expected a dtype without fields. Received: {array.dtype}.")
+
+
+def check_peer(name: str, peer: int, rank: int, world_size: int) -> None:
+    """Raises ConfigurationError unless there is such a rank, other than this one."""
+    if not 0 <= peer < world_size or peer == rank:
+        raise ConfigurationError(
+            f"{name}: expected another rank than {rank}, from 0 to {world_size - 1}. Received: {peer!r}."
+        )
+
+
+def check_ranks(ranks: Sequence[int], world_size: int) -> tuple[int, ...]:
+    """Returns the ranks of a new group; raises ConfigurationError unless they are ranks of this one, each once."""
+    members = tuple(int(rank) for rank in ranks)
+    if len(set(members)) < len(members) or not all(0 <= rank < world_size for rank in members):
+        raise ConfigurationError(
+            f"ranks: expected ranks from 0 to {world_size - 1}, each once. Received: {list(members)}."
+        )
+    return members
 
 
 def _check_plain(array: np.ndarray) -> None:

@@ -1,59 +1,61 @@
 """The collective of two or more ranks: one operation at a time, numbered, checked, with a deadline.
 
-Small arrays are gathered whole on every rank and reduced there in the order of the
-ranks; large ones take a route (see `elephant.collective.topology`). Every operation begins
-with an exchange between all ranks in which they agree on what they want.
+How arrays move is the matter of its data plane.
+
+A group of some ranks is the same over connections of its own. All groups live as long as their generation.
 """
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from elephant.collective import ring
 from elephant.collective.communicator import Communicator
-from elephant.collective.failure_detector import ControlKind, ControlMessage, FailureDetector
-from elephant.collective.links import BruckAllgather, RankGroup
+from elephant.collective.data_plane import DataPlane, bytes_of
+from elephant.collective.generation import Generation, GroupBuilder, Member
+from elephant.collective.objects import opened, pickled, sealed
 from elephant.collective.operation import (
-    OPERATIONS,
-    AlgorithmThresholds,
-    AllreduceAlgorithm,
+    MOST_GROUPS,
     Operation,
-    ReduceOp,
     check_allgather,
     check_allreduce,
+    check_alltoall,
     check_broadcast,
+    check_message,
+    check_peer,
+    check_ranks,
     check_reduce_scatter,
+    check_root,
     dimensions,
-    is_half,
     name_of,
+    numbered,
 )
-from elephant.collective.shared_memory import SharedMemory, share_memory
+from elephant.collective.point_to_point import Links
+from elephant.collective.shared_memory import SharedMemory
 from elephant.collective.topology import Topology
+from elephant.collective.watch.control_message import ControlKind, ControlMessage
 from elephant.compression import Codec
 from elephant.errors import NetworkError, PeerLostError, ProtocolError
 from elephant.net.deadline import Deadline
 
-_MAX_GATHERED_BYTES = 1 << 40
-
-# What allgather exchanges first.
-COUNT_BYTES = 8
-
 T = TypeVar("T")
 
 
-class ProcessGroup(Communicator):
-    """A collective of two or more ranks; made by `elephant.collective.bootstrap.form_collective`.
+class ProcessGroup(Communicator, Member):
+    """A collective of two or more ranks; made by `elephant.collective.bootstrap.form_collective`, or `new_group`.
 
     Args:
-        detector: Tells of the other ranks; owned from here on.
-        groups: This rank's connections; owned from here on.
-        algorithm: Of large arrays; owned from here on.
+        rank: This rank in the group.
+        ranks: The members' numbers in the run, by rank.
+        number: The group's; zero is that of all ranks.
+        generation: What it shares with other groups; owned from here on by the group of all ranks.
+        builder: Makes groups of some of its ranks.
+        data_plane: Moves the arrays; owned from here on.
 
     Attributes:
         timeout_s: Seconds that an operation may take.
@@ -65,27 +67,31 @@ class ProcessGroup(Communicator):
         rank: int,
         topology: Topology,
         *,
-        detector: FailureDetector,
-        groups: Sequence[RankGroup],
-        allgather: BruckAllgather,
-        algorithm: AllreduceAlgorithm,
-        thresholds: AlgorithmThresholds,
+        ranks: tuple[int, ...],
+        number: int,
+        generation: Generation,
+        builder: GroupBuilder,
+        data_plane: DataPlane,
         timeout_s: float,
     ) -> None:
         self._rank = rank
+        self._ranks = ranks
+        self._number = number
         self._topology = topology
         self._world_size = len(topology.ring)
-        self._detector = detector
-        self._groups = groups
-        self._allgather = allgather
-        self._algorithm = algorithm
-        self._thresholds = thresholds
+        self._generation = generation
+        self._detector = generation.detector
+        self._builder = builder
+        self._data = data_plane
         self.timeout_s = timeout_s
-        self._reductions = {op: ReduceOp(op, self._world_size) for op in OPERATIONS}
-        self._sequence = 0
-        self._network_error: NetworkError | None = None
+        self._sequence = numbered(number, 0)
+        # Where errors say that an operation was.
+        self._where = f"on rank {ranks[rank]}" if number == 0 else f"in group {number} on rank {ranks[rank]}"
+        self._needed = None if number == 0 else ranks
         self._busy = threading.Lock()
-        self._stage: np.ndarray | None = None
+        self._is_closed = self._is_released = False
+        self._links = Links(generation, number, ranks, timeout_s)
+        self._subgroups: list[ProcessGroup] = []
         self.waited = np.zeros(1)
 
     @property
@@ -95,6 +101,10 @@ class ProcessGroup(Communicator):
     @property
     def world_size(self) -> int:
         return self._world_size
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return self._ranks
 
     @property
     def local_rank(self) -> int:
@@ -118,42 +128,28 @@ class ProcessGroup(Communicator):
 
     @property
     def bytes_sent(self) -> int:
-        return sum(pair.bytes_sent for group in self._groups for pair in group.pairs.values())
+        return self._links.bytes_sent + self._data.bytes_sent
 
     def allreduce_(self, array: np.ndarray, op: str = "sum", *, codec: Codec | None = None) -> None:
         check_allreduce(array, op)
-        flat, reduction = array.reshape(-1), self._reductions[op]
+        flat = array.reshape(-1)
         encoding = f" by {type(codec).__name__}" if codec is not None else ""
 
         def reduce(operation: Operation) -> None:
-            if self._is_small(flat.nbytes):
-                self._reduce_small(flat, reduction, operation)
-            elif is_half(flat.dtype):
-                self._reduce_staged(flat, reduction, operation)
-            else:
-                self._agree(operation)
-                self._algorithm.allreduce(flat, reduction, codec, operation)
+            self._data.allreduce(flat, op, codec, operation)
 
         self._perform(f"allreduce {op} of {dimensions(array)} {name_of(flat.dtype)}{encoding}", reduce)
 
     def reduce_scatter(self, array: np.ndarray, op: str = "sum") -> np.ndarray:
         check_reduce_scatter(array, op)
-        reduction = self._reductions[op]
         bounds = ring.segment_bounds(len(array), self._world_size)
         rows = slice(*bounds[self._rank])
 
         def reduce(operation: Operation) -> np.ndarray:
             values = np.array(array, order="C")
-            flat = values.reshape(-1)
-            if self._is_small(flat.nbytes):
-                self._reduce_small(flat, reduction, operation)
-            elif is_half(flat.dtype):
-                self._reduce_staged(flat, reduction, operation)
-            else:
-                self._agree(operation)
-                row = flat.size // len(array)
-                parts = [(start * row, stop * row) for start, stop in bounds]
-                self._algorithm.reduce_scatter(flat, parts, reduction, operation)
+            row = values.size // len(array) if len(array) else 0
+            parts = [(start * row, stop * row) for start, stop in bounds]
+            self._data.reduce_scatter(values.reshape(-1), parts, op, operation)
             return values[rows].copy()
 
         return self._perform(f"reduce_scatter {op} of {array.shape} {name_of(array.dtype)}", reduce)
@@ -161,35 +157,74 @@ class ProcessGroup(Communicator):
     def allgather(self, array: np.ndarray) -> list[np.ndarray]:
         check_allgather(array)
         array = np.ascontiguousarray(array)
-        trailing = array.shape[1:]
-        row_bytes = array.itemsize * math.prod(trailing)
 
         def gather(operation: Operation) -> list[np.ndarray]:
-            rows = self._gather_counts(len(array), operation)
-            if min(rows) < 0 or sum(rows) * row_bytes > _MAX_GATHERED_BYTES:
-                raise ProtocolError(f"Expected counts of rows that fit into memory, by rank. Received: {rows}.")
-            parts = [np.empty((count, *trailing), array.dtype) for count in rows]
-            parts[self._rank][...] = array
-            self._fill([_bytes_of(part) for part in parts], operation)
-            return parts
+            return self._data.allgather(array, operation)
 
-        return self._perform(f"allgather of {name_of(array.dtype)} rows of shape {trailing}", gather)
+        return self._perform(f"allgather of {name_of(array.dtype)} rows of shape {array.shape[1:]}", gather)
 
     def broadcast_(self, array: np.ndarray, root: int = 0) -> None:
         check_broadcast(array, root, self._world_size)
-        raw = _bytes_of(array)
 
         def spread(operation: Operation) -> None:
-            if self._is_small(len(raw)):
-                raw[...] = self._allgather.gather(operation, raw)[root]
-            else:
-                self._agree(operation)
-                self._algorithm.broadcast(raw, root, operation)
+            self._data.broadcast(bytes_of(array), root, operation)
 
         self._perform(f"broadcast of {dimensions(array)} {name_of(array.dtype)} from rank {root}", spread)
 
+    def alltoall(self, parts: Sequence[np.ndarray]) -> list[np.ndarray]:
+        check_alltoall(parts, self._world_size)
+        outgoing = [np.ascontiguousarray(part) for part in parts]
+        dtype, trailing = outgoing[0].dtype, outgoing[0].shape[1:]
+
+        def exchange(operation: Operation) -> list[np.ndarray]:
+            return self._data.alltoall(outgoing, operation)
+
+        return self._perform(f"alltoall of {name_of(dtype)} rows of shape {trailing}", exchange)
+
+    def broadcast_object(self, value: Any, root: int = 0) -> Any:
+        check_root(root, self._world_size)
+        return self._exchanged(value, [root])[0]
+
+    def allgather_object(self, value: Any) -> list[Any]:
+        return self._exchanged(value, range(self._world_size))
+
     def barrier(self) -> None:
-        self._perform("barrier", self._allgather.agree)
+        self._perform("barrier", self._data.agree)
+
+    def send(self, arrays: Sequence[np.ndarray], dst: int) -> None:
+        check_message(arrays)
+        check_peer("dst", dst, self._rank, self._world_size)
+        self._require_open()
+        self._links.send(arrays, dst)
+
+    def recv(self, src: int) -> list[np.ndarray]:
+        check_peer("src", src, self._rank, self._world_size)
+        self._require_open()
+        began = time.monotonic()
+        arrays = self._links.recv(src)
+        self.waited_s += time.monotonic() - began
+        return arrays
+
+    def new_group(self, ranks: Sequence[int]) -> Communicator | None:
+        members = check_ranks(ranks, self._world_size)
+
+        def form(operation: Operation) -> Communicator | None:
+            # Groups of some ranks may have made others: these have counted further.
+            known = self._data.gather_alike(np.array([self._generation.groups], np.int64), operation)
+            number = max(int(count[0]) for count in known)
+            if number >= MOST_GROUPS:
+                raise ProtocolError(f"Expected fewer than {MOST_GROUPS} groups in a run. Received: one more.")
+            self._generation.groups = number + 1
+            if self._rank not in members:
+                return None
+            return self._builder.build(tuple(self._ranks[member] for member in members), number, operation)
+
+        group = self._perform(f"new_group of ranks {', '.join(map(str, members))}", form)
+        if group is not None:
+            group.dumps = self.dumps
+        if isinstance(group, ProcessGroup):
+            self._subgroups.append(group)
+        return group
 
     def shared_memory(self, block_bytes: int, turns: int) -> SharedMemory | None:
         """Makes memory that all ranks share, blocks by turn and rank, for what they exchange outside of operations.
@@ -199,26 +234,10 @@ class ProcessGroup(Communicator):
         Returns:
             None, on all ranks, where one of them cannot have it.
         """
-        memory: SharedMemory | None = None
-
-        def share(operation: Operation) -> None:
-            nonlocal memory
-            self._allgather.agree(operation)
-            memory = share_memory(self._groups[0], block_bytes, operation, turns)
-            is_there = self._allgather.gather(operation, np.array([memory is not None], np.uint8))
-            if memory is not None and not all(flag[0] for flag in is_there):
-                memory.close()
-                memory = None
-
         if self.crosses_hosts:
             return None
-        try:
-            self._perform(f"memory of {turns} x {block_bytes} bytes for each rank", share)
-        except BaseException:
-            if memory is not None:
-                memory.close()
-            raise
-        return memory
+        name = f"memory of {turns} x {block_bytes} bytes for each rank"
+        return self._perform(name, lambda operation: self._data.share_memory(block_bytes, turns, operation))
 
     @property
     def watch_descriptor(self) -> int:
@@ -239,125 +258,99 @@ class ProcessGroup(Communicator):
             # The thread that is in an operation looks.
             return
         try:
-            if self._network_error is not None:
-                raise type(self._network_error)(
-                    f"The collective is broken since an earlier failure: {self._network_error}"
-                )
-            deadline = Deadline(self.timeout_s, f"The {name} on rank {self._rank}")
-            operation = Operation(self._sequence + 1, name, deadline, waited_s)
+            self._require_open()
+            deadline = Deadline(self.timeout_s, f"The {name} {self._where}")
+            operation = Operation(self._sequence + 1, name, deadline, waited_s, ranks=self._needed)
             try:
                 self._detector.check(operation)
                 if waited_s >= self.timeout_s:
                     raise self._detector.absence(operation)
             except NetworkError as error:
-                self._fail(error)
+                self._generation.fail(error, self._sequence)
                 raise
         finally:
-            self._busy.release()
+            self._end_operation()
 
     def close(self) -> None:
+        for group in self._subgroups:
+            group.close()
+        self._links.flush()
         with self._busy:
-            if self._network_error is None:
-                self._network_error = PeerLostError(f"The collective was closed on this rank, rank {self._rank}.")
-                self._leave(ControlMessage(ControlKind.CLOSED, self._sequence))
+            if not self._is_closed and self._generation.error is None:
+                if self._number == 0:
+                    self._generation.close(self._sequence)
+                else:
+                    self._detector.tell(ControlMessage(ControlKind.CLOSED, self._sequence))
+            self._is_closed = True
+            self._links.close()
+            self._release()
 
     def abort(self) -> None:
-        error = PeerLostError(f"Rank {self._rank} aborted its collective.")
-        if self._network_error is None:
-            self._detector.interrupt(error, self._sequence)
-        # Who is in an operation is woken by the interrupt, and leaves by itself.
+        rank = self._generation.rank
+        self._generation.fail(
+            PeerLostError(f"Rank {rank} aborted its collective."),
+            self._sequence,
+            own_error=PeerLostError(f"The collective was aborted on this rank, rank {rank}."),
+        )
+
+    def let_go(self) -> None:
+        # Who is in an operation is woken, and leaves by itself.
         if self._busy.acquire(blocking=False):
-            try:
-                self._fail(error)
-            finally:
-                self._busy.release()
+            self._end_operation()
+
+    def _require_open(self) -> None:
+        self._generation.require_whole()
+        if self._is_closed:
+            raise PeerLostError(f"Expected a group that is open. Received: group {self._number}, closed on this rank.")
 
     def _perform(self, name: str, body: Callable[[Operation], T]) -> T:
-        """Runs an operation, and breaks the collective on all ranks where it fails on this one."""
-        deadline, began = Deadline(self.timeout_s, f"The {name} on rank {self._rank}"), time.monotonic()
+        """Runs an operation, and breaks all groups on all ranks where it fails on this one."""
+        deadline, began = Deadline(self.timeout_s, f"The {name} {self._where}"), time.monotonic()
         if not self._busy.acquire(timeout=deadline.remaining()):
             raise deadline.exceeded("Another thread uses the collective.")
         try:
-            if self._network_error is not None:
-                raise type(self._network_error)(
-                    f"The collective is broken since an earlier failure: {self._network_error}"
-                )
-            operation = Operation(self._sequence + 1, name, deadline)
+            self._require_open()
+            operation = Operation(self._sequence + 1, name, deadline, ranks=self._needed)
             try:
                 self._detector.begin(operation)
                 with np.errstate(over="ignore", invalid="ignore"):
                     result = body(operation)
             except NetworkError as error:
-                self._fail(error)
+                self._generation.fail(error, self._sequence)
                 raise
             except BaseException as error:
-                self._fail(PeerLostError(f"Rank {self._rank} left the {name}: {type(error).__name__}: {error}."))
+                left = f"Rank {self._generation.rank} left the {name}: {type(error).__name__}: {error}."
+                self._generation.fail(PeerLostError(left), self._sequence)
                 raise
             self._sequence += 1
             self.waited_s += time.monotonic() - began
             return result
         finally:
+            self._end_operation()
+
+    def _end_operation(self) -> None:
+        """Lets others use the group, or lets go of it where it has been broken or closed."""
+        try:
+            if self._generation.error is not None:
+                self._release()
+        finally:
             self._busy.release()
 
-    def _fail(self, error: NetworkError) -> None:
-        if self._network_error is None:
-            self._network_error = error
-            self._leave(ControlMessage.of(error, self._sequence))
+    def _release(self) -> None:
+        """Lets go of everything: first the threads, then the connections that they use."""
+        if not self._is_released:
+            self._is_released = True
+            self._data.close()
+            self._generation.leave(self)
 
-    def _leave(self, message: ControlMessage) -> None:
-        """Tells the others, and lets go of everything: first the threads, then the connections that they use."""
-        self._detector.close(message)
-        self._algorithm.close()
-        for group in self._groups:
-            group.close()
+    def _exchanged(self, value: Any, senders: Sequence[int]) -> list[Any]:
+        """Returns the objects of some ranks on all of them; others' count for nothing."""
+        sequence, connector, own = self._sequence + 1, self._generation.connector, np.empty(0, np.uint8)
 
-    def _agree(self, operation: Operation) -> None:
-        if not self._algorithm.agrees:
-            self._allgather.agree(operation)
+        def seal(sender: int, data: bytes) -> bytes:
+            return connector.seal(f"object {sequence} of rank {sender}", data)
 
-    def _is_small(self, nbytes: int) -> bool:
-        return nbytes * self._world_size <= self._thresholds.small_bytes
-
-    def _reduce_small(self, flat: np.ndarray, op: ReduceOp, operation: Operation) -> None:
-        """Reduces a small array in the order of the ranks, on every rank for itself."""
-        first, *others = (block.view(flat.dtype) for block in self._allgather.gather(operation, _bytes_of(flat)))
-        total = np.empty(flat.size, np.float32) if is_half(flat.dtype) else flat
-        if total is not flat:
-            first, *others = (block.astype(np.float32) for block in (first, *others))
-        op.combine(first, others[0], total)
-        for block in others[1:]:
-            op.combine(total, block, total)
-        op.finish(total)
-        if total is not flat:
-            flat[...] = total
-
-    def _reduce_staged(self, flat: np.ndarray, op: ReduceOp, operation: Operation) -> None:
-        """Reduces 16-bit floats in float32, block by block, and rounds once."""
-        if self._stage is None:
-            self._stage = np.empty(self._thresholds.staged_bytes // 4, np.float32)
-        self._agree(operation)
-        for start, stop in ring.even_chunks(flat.size, len(self._stage)):
-            block = self._stage[: stop - start]
-            block[...] = flat[start:stop]
-            self._algorithm.allreduce(block, op, None, operation)
-            flat[start:stop] = block
-
-    def _gather_counts(self, count: int, operation: Operation) -> list[int]:
-        blocks = self._allgather.gather(operation, _bytes_of(np.array([count], np.int64)))
-        return [int(block.view(np.int64)[0]) for block in blocks]
-
-    def _fill(self, parts: Sequence[np.ndarray], operation: Operation) -> None:
-        """Brings every rank's bytes to every rank; all know their lengths."""
-        longest = max(map(len, parts))
-        if self._is_small(longest):
-            block = np.zeros(longest, np.uint8)
-            block[: len(parts[self._rank])] = parts[self._rank]
-            for part, gathered in zip(parts, self._allgather.gather(operation, block), strict=True):
-                part[...] = gathered[: len(part)]
-        else:
-            self._algorithm.allgather(parts, operation)
-
-
-def _bytes_of(array: np.ndarray) -> np.ndarray:
-    """Returns the bytes of a C-contiguous array, without a copy."""
-    return array.reshape(-1).view(np.uint8)
+        if self._rank in senders:
+            own = sealed(pickled(value, self.dumps), seal, self._ranks[self._rank])
+        arrays = self.allgather(own)
+        return [opened(arrays[sender], seal, self._ranks[sender]) for sender in senders]

@@ -23,11 +23,13 @@ copies, and then forwards. The bytes are those of the ring, the latencies ``2 * 
 from __future__ import annotations
 
 import threading
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
+from elephant.collective.link_cost import ROUNDS_BYTES, LinkCost, rounds_limit
 from elephant.collective.links import ChunkSchedule, Pipeline, RankGroup, rounds
 from elephant.collective.operation import AlgorithmThresholds, AllreduceAlgorithm, Operation, ReduceOp
 from elephant.compression import Codec
@@ -36,6 +38,10 @@ from elephant.net.frames import raw_view
 Piece = tuple[int, int]
 
 _FLOAT32 = np.dtype(np.float32)
+# Groups of so many members know their limit without measuring.
+_FEW = 8
+_PROBE_BYTES = 1 << 20
+_PROBES = 3
 
 
 class ChunkCodec(ABC):
@@ -266,9 +272,31 @@ class Ring(AllreduceAlgorithm):
             distance: Pipeline(pair, f"elephant-ring-send-{rank}") for distance, pair in group.pairs.items()
         }
         self._rounds = rounds(group.size)
+        self._rounds_bytes = ROUNDS_BYTES if thresholds.rounds_bytes is None else thresholds.rounds_bytes
         self._scratch = np.empty(thresholds.piece_bytes, np.uint8)
         self._incoming = np.empty(0, np.uint8)
         self._encoded_scratch = EncodedScratch()
+
+    def choose_rounds(self, operation: Operation) -> None:
+        """Has the links of a large group say up to which length arrays are reduced in rounds; all members call it."""
+        if self._thresholds.rounds_bytes is None and self._size > _FEW:
+            self._rounds_bytes = rounds_limit(self._size, self._measure(operation))
+
+    def _measure(self, operation: Operation) -> LinkCost:
+        """Times exchanges with the members next to this one, and sums; returns what the slowest member found."""
+        values = np.zeros(_PROBE_BYTES // 4, np.float32)
+        outgoing, incoming = raw_view(values), raw_view(np.empty_like(values))
+        total = np.zeros_like(values)
+        actions: list[Callable[[], object]] = [
+            lambda: self._swap(1, [outgoing[:1]], [incoming[:1]], operation),
+            lambda: self._swap(1, [outgoing], [incoming], operation),
+            lambda: np.add(total, values, out=total),
+        ]
+        seconds = np.array([min(_seconds(action) for _ in range(_PROBES + 1)) for action in actions])
+        self.allreduce(seconds, ReduceOp("max", self._size), None, operation)
+        latency_s, long_s, sum_s = map(float, seconds)
+        # Noise can let many bytes seem quicker than one.
+        return LinkCost(latency_s, max(long_s - latency_s, sum_s) / _PROBE_BYTES, sum_s / _PROBE_BYTES)
 
     def allreduce(self, flat: np.ndarray, op: ReduceOp, codec: Codec | None, operation: Operation) -> None:
         if codec is None and self._takes_rounds(flat.nbytes):
@@ -357,7 +385,7 @@ class Ring(AllreduceAlgorithm):
 
     def _takes_rounds(self, nbytes: int) -> bool:
         # Two ranks have one round either way, and the pieces of a ring are added while the next ones come.
-        return self._size > 2 and nbytes <= self._thresholds.rounds_bytes
+        return self._size > 2 and nbytes <= self._rounds_bytes
 
     def _reduce_in_rounds(self, flat: np.ndarray, bounds: Sequence[Piece], op: ReduceOp, operation: Operation) -> None:
         """Reduces a flat array so that the part of this member is complete; ``bounds`` has the parts by position.
@@ -399,7 +427,8 @@ class Ring(AllreduceAlgorithm):
         """Sends to the member at a distance, and receives from the one as far before."""
         outgoing, incoming = ([piece for piece in pieces if len(piece)] for pieces in (outgoing, incoming))
         schedule = ChunkSchedule(outgoing, incoming, free=len(outgoing), lag=0)
-        self._carriers[distance].run(schedule, operation, threaded=False)
+        threaded = sum(map(len, outgoing)) >= self._thresholds.threaded_bytes
+        self._carriers[distance].run(schedule, operation, threaded=threaded)
 
     def _run(self, schedule: ChunkSchedule, nbytes: int, operation: Operation, *, threaded: bool = False) -> None:
         self._carriers[1].run(schedule, operation, threaded=threaded or nbytes >= self._thresholds.threaded_bytes)
@@ -417,3 +446,9 @@ class Ring(AllreduceAlgorithm):
 
     def _cut(self, raw: np.ndarray) -> list[memoryview]:
         return [raw[start:stop].data for start, stop in chunks(0, len(raw), self._thresholds.piece_bytes)]
+
+
+def _seconds(action: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    action()
+    return time.perf_counter() - began

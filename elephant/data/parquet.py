@@ -1,4 +1,4 @@
-"""Parquet files and Delta tables: row groups, partition values, and columns."""
+"""Parquet files: row groups, partition values, and columns."""
 
 from __future__ import annotations
 
@@ -16,13 +16,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from elephant.data.file_sources import Part, Piece, PlannedFiles, deal_rows
-from elephant.errors import ConfigurationError, DataError, UnsupportedError
-from elephant.storage.filesystem import Found, find_file, open_file_system, refuse_other_file
+from elephant.errors import DataError
+from elephant.storage.filesystem import Found, open_file_system, refuse_other_file
 
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 _FLOAT = re.compile(r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$")
-
-_PARTITION = "partition."
 
 _BATCH_BYTES = 8 << 20
 _MOST_ROWS = 1 << 16
@@ -91,104 +89,8 @@ def _as_date(text: str) -> datetime.date | None:
 
 
 @dataclass(frozen=True)
-class DeltaFiles:
-    """Files of one version of a table.
-
-    Args:
-        found: Its files.
-        constants: The partition columns' values of each file.
-        constant_types: Their types.
-    """
-
-    found: tuple[Found, ...]
-    constants: tuple[dict[str, Any], ...]
-    constant_types: dict[str, pa.DataType]
-
-
-def delta_files(url: str) -> DeltaFiles:
-    """Returns the files of a table's present version, without those that were removed from it.
-
-    Raises:
-        ConfigurationError: The package is not installed, or there is no table.
-        UnsupportedError: The table hides rows, or names columns, in a way that its files do not show.
-    """
-    table = _opened_table(url)
-    _refuse_column_mapping(table)
-    _refuse_deletion_vectors(table)
-    actions = pa.table(table.get_add_actions(flatten=True))
-    partitions = [name for name in actions.column_names if name.startswith(_PARTITION)]
-    system, root = open_file_system(url)
-    rows = sorted(actions.select(["path", *partitions]).to_pylist(), key=lambda row: str(row["path"]))
-    return DeltaFiles(
-        found=tuple(_found(system, root, str(row["path"])) for row in rows),
-        constants=tuple({name.removeprefix(_PARTITION): row[name] for name in partitions} for row in rows),
-        constant_types={name.removeprefix(_PARTITION): actions.schema.field(name).type for name in partitions},
-    )
-
-
-def _opened_table(url: str) -> Any:
-    try:
-        from deltalake import DeltaTable
-        from deltalake.exceptions import TableNotFoundError
-    except ImportError as error:
-        raise ConfigurationError(
-            f"path: expected the package deltalake, which reads the log of the Delta table {url!r}. Received: {error}. "
-            "Install it on the driver: pip install 'elephant-spark[delta]'. Or pass a DataFrame."
-        ) from error
-    try:
-        return DeltaTable(url)
-    except TableNotFoundError as error:
-        raise ConfigurationError(f"path: expected a Delta table. Received: {url!r}: {error}") from error
-
-
-def _refuse_column_mapping(table: Any) -> None:
-    mode = (table.metadata().configuration or {}).get("delta.columnMapping.mode", "none")
-    if mode not in (None, "none"):
-        raise UnsupportedError(
-            f"path: expected a Delta table whose files name columns as the table does. Received: column mapping by "
-            f"{mode}. Pass a DataFrame of the table instead."
-        )
-
-
-def _refuse_deletion_vectors(table: Any) -> None:
-    features = table.protocol().reader_features or []
-    if "deletionVectors" in features and any(batch.num_rows for batch in table.deletion_vectors()):
-        raise UnsupportedError(
-            "path: expected a Delta table whose deleted rows have been removed from its files. Received: one with "
-            "deletion vectors. Purge it (REORG TABLE ... APPLY (PURGE)), or pass a DataFrame of the table instead."
-        )
-
-
-def _found(system: Any, root: str, path: str) -> Found:
-    if "://" in path:
-        raise UnsupportedError(
-            f"path: expected a Delta table whose files lie in its folder. Received: {path!r}, as in a shallow clone. "
-            "Pass a DataFrame of the table instead."
-        )
-    found = find_file(system, f"{root.rstrip('/')}/{unquote(path)}")
-    if found is None:
-        raise DataError(f"{path}: expected a file that the Delta table's log names. Received: no such file.")
-    return found
-
-
-@dataclass(frozen=True)
-class ParquetFile:
-    """One file as the driver has seen it.
-
-    Args:
-        found: Where it is, and its size and time.
-        group_rows: Rows of each row group.
-        constants: Columns that its place tells, not its rows.
-    """
-
-    found: Found
-    group_rows: tuple[int, ...]
-    constants: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class ParquetSchema:
-    """The columns of one file.
+    """The columns of a file or a table.
 
     Args:
         columns: As Arrow reads them.
@@ -200,13 +102,28 @@ class ParquetSchema:
 
 
 @dataclass(frozen=True)
+class ParquetFile:
+    """One file as the driver has seen it.
+
+    Args:
+        found: Where it is, and its size and time.
+        group_rows: Rows of each row group.
+        constants: Columns that its rows do not have, but its place or its table.
+    """
+
+    found: Found
+    group_rows: tuple[int, ...]
+    constants: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class ParquetFiles(PlannedFiles):
     """Parquet files of one data set.
 
     Args:
         url: Where they are; tells their file system.
         files: The files.
-        constant_types: Type of each column that a file's place tells.
+        constant_types: Type of each column that is constant in a file.
     """
 
     url: str
@@ -336,8 +253,8 @@ def _columns_of(opened: pq.ParquetFile) -> pa.Schema:
     )
 
 
-def read_footers(url: str, found: Sequence[Found]) -> tuple[ParquetSchema, list[tuple[int, ...]]]:
-    """Returns the columns of the first file, and the rows of each row group of every file.
+def read_footers(url: str, found: Sequence[Found]) -> list[tuple[ParquetSchema, tuple[int, ...]]]:
+    """Returns the columns of each file, and the rows of each of its row groups.
 
     Raises:
         DataError: A file is no Parquet file.
@@ -355,5 +272,4 @@ def read_footers(url: str, found: Sequence[Found]) -> tuple[ParquetSchema, list[
             raise DataError(f"{file.path}: expected a Parquet file. Received: {error}") from error
 
     with ThreadPoolExecutor(_FOOTERS_AT_A_TIME, thread_name_prefix="elephant-footers") as pool:
-        footers = list(pool.map(footer, found))
-    return footers[0][0], [rows for _, rows in footers]
+        return list(pool.map(footer, found))

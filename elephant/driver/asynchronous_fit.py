@@ -146,7 +146,12 @@ class AsynchronousFit:
             self._epochs = DriverEpochs(job, model, self._control, checkpoint_writer)
             closing.callback(self._epochs.close)
             self._policy = AsynchronousPolicy(
-                display, servers=servers, epochs=self._epochs, num_ranks=num_ranks, end_attempt=end_attempt
+                display,
+                servers=servers,
+                epochs=self._epochs,
+                num_ranks=num_ranks,
+                end_attempt=end_attempt,
+                patience_s=job.config.timeouts.collective_s if job.config.trains_in_rounds else None,
             )
             self.coordinator = Coordinator(events, display, self._policy, checkpoint_writer)
             self._epochs.begin()

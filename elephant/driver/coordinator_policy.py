@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import ClassVar, Protocol
 
 from elephant.checkpoint.state import FitState
-from elephant.cluster.spark_job import cancellation, cause_of, lost_with
+from elephant.cluster.spark_job import SparkWords, cancellation, cause_of, lost_with
 from elephant.driver.server_processes import ServerGroup
 from elephant.errors import (
     COORDINATOR_LOST,
@@ -33,15 +33,19 @@ from elephant.monitor.events import (
     EpochEnded,
     EpochPart,
     Event,
+    Finished,
     RankFailure,
+    RankGone,
     RankSilent,
     Started,
+    StepEnded,
     StopRequested,
     TaskSilent,
 )
 from elephant.monitor.record import FitRecord
 
 _SERVER_FAILED = kind_of(ServerFailedError(""))
+_MORE_MEMORY = "\nRaise spark.executor.memoryOverhead, or lower what a worker holds, such as batchSize."
 _FRAME = re.compile(r'  File "(.+)", line (\d+)(?:, in .+)?')
 
 
@@ -112,6 +116,7 @@ class CoordinatorPolicy(ABC):
         if rank is not None:
             why = "" if job_error is None else f": {cause_of(job_error)}"
             text = f"its process and its Spark task were lost without an error report{why}"
+            text += _MORE_MEMORY if SparkWords.OUT_OF_MEMORY.search(why) else ""
             return failure_of(rank, text, record, step=self.step_of(rank, record))
         if record.failures and record.started:
             return as_error(record.failures[0])
@@ -225,6 +230,7 @@ class AsynchronousPolicy(CoordinatorPolicy):
         num_ranks: Workers of the fit.
         end_attempt: Called with the number of an attempt at a task, to end it; returns whether that is possible. None
             where the workers' tasks are one barrier stage, of which Spark runs none again.
+        patience_s: How long workers that train in rounds wait for one that was lost; None where nobody waits.
 
     Attributes:
         retries: How often a worker was started in place of one that was lost, or that another attempt overtook.
@@ -240,9 +246,14 @@ class AsynchronousPolicy(CoordinatorPolicy):
         epochs: Epochs,
         num_ranks: int,
         end_attempt: Callable[[int], bool] | None,
+        patience_s: float | None = None,
     ) -> None:
         self._progress = progress
         self._end_attempt = end_attempt
+        self._patience_s = patience_s
+        # When workers that are awaited in rounds were lost.
+        self._away: dict[int, float] = {}
+        self._done: set[int] = set()
         self._servers = servers
         self._epochs = epochs
         self._num_ranks = num_ranks
@@ -267,11 +278,42 @@ class AsynchronousPolicy(CoordinatorPolicy):
         for note in notes:
             self._progress.note(note)
         if notes:
+            self._require_same_round()
+            # Their last rounds are in the snapshot, or they will never come again.
+            self._away |= dict.fromkeys(self._done, time.monotonic())
             # A server that cannot be reached even now is reported by the next check.
             with contextlib.suppress(NetworkError):
                 self._epochs.remind()
+        self._require_all_workers()
+
+    def _require_same_round(self) -> None:
+        """Raises ServerFailedError when a server went back to a round that the other servers have left behind."""
+        if self._patience_s is not None and len(self._servers.addresses) > 1:
+            error = ServerFailedError(
+                "aggregation='server': expected all parameter servers to be in the same round. Received: one of "
+                f"{len(self._servers.addresses)} that was lost, and came back from an earlier one. Fit again, from the "
+                "last checkpoint with checkpointPath and maxRestarts; or leave parameterServers at 1, which goes on."
+            )
+            error.retryable = True
+            raise error
+
+    def _require_all_workers(self) -> None:
+        """Raises TrainingError when one that the others wait for in rounds has been away for too long."""
+        since = min(self._away.values(), default=None)
+        if self._patience_s is None or since is None or time.monotonic() - since <= self._patience_s:
+            return
+        rank = min(self._away, key=lambda rank: self._away[rank])
+        error = TrainingError(
+            f"aggregation='server': expected rank {rank}, which was lost, to be started again within "
+            f"{self._patience_s:g} s, because a round needs all workers. Received: nothing of it. Give the application "
+            "as many task slots as numWorkers, or raise timeouts={'collective_s': ...}. If the rank had ended, a "
+            "parameter server was lost whose last snapshot could not be written: look at its disk."
+        )
+        error.retryable = True
+        raise error
 
     def add(self, event: Event, record: FitRecord) -> None:
+        self._note_presence(event, record)
         if isinstance(event, RankFailure):
             self._add_failure(event, record)
         elif isinstance(event, RankSilent):
@@ -289,6 +331,17 @@ class AsynchronousPolicy(CoordinatorPolicy):
             if isinstance(event, Started):
                 self._note_start(event, record)
             record.add(event)
+
+    def _note_presence(self, event: Event, record: FitRecord) -> None:
+        is_overtaken = isinstance(event, RankFailure) and event.kind == SUPERSEDED
+        if isinstance(event, RankGone | RankFailure | TaskSilent) and not is_overtaken:
+            if event.rank not in record.finished:
+                self._away.setdefault(event.rank, time.monotonic())
+        elif isinstance(event, Started | StepEnded | EpochPart | Finished):
+            # Another attempt may have begun before the end of the first was heard of.
+            self._away.pop(event.rank, None)
+        if isinstance(event, Finished) and event.rank in record.started and record.started[event.rank].training_rows:
+            self._done.add(event.rank)
 
     def _note_start(self, started: Started, record: FitRecord) -> None:
         if not record.started:

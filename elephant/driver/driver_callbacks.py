@@ -130,25 +130,30 @@ def _average(parts: Sequence[EpochPart], name: str) -> float | None:
     return float(sum(rows / total * value for rows, value in known)) if total else None
 
 
-def check_asynchronous_callbacks(callbacks: Sequence[Any]) -> None:
-    """Raises for what is no callback, and for what cannot work where workers train at their own pace.
+def check_asynchronous_callbacks(callbacks: Sequence[Any], *, in_rounds: bool = False) -> None:
+    """Raises for what is no callback, and for what cannot work where the driver sees epochs alone.
+
+    Args:
+        in_rounds: Whether workers take steps together.
 
     Raises:
         ConfigurationError: Something is no callback.
-        UnsupportedError: A callback needs steps that all workers take together.
+        UnsupportedError: A callback needs steps that all workers take together, and hear of.
     """
     check_callbacks(callbacks)
+    other_way = "aggregation='allreduce'" if in_rounds else "mode='synchronous'"
+    pace = "hear of a rate between epochs alone" if in_rounds else "train at their own pace take none"
     for callback in callbacks:
         if isinstance(callback, LearningRateWarmup):
             raise UnsupportedError(
                 "callbacks: LearningRateWarmup changes the rate between steps that all workers take together, and "
-                "workers that train at their own pace take none. Let a schedule begin with the warm-up when you "
+                f"{'servers' if in_rounds else 'workers that'} {pace}. Let a schedule begin with the warm-up when you "
                 "compile, such as keras.optimizers.schedules.CosineDecay(..., warmup_target=..., warmup_steps=...)."
             )
         if isinstance(callback, keras.callbacks.ModelCheckpoint) and callback.save_freq != "epoch":
             raise UnsupportedError(
                 f"callbacks: ModelCheckpoint runs on the driver, which sees epochs. Received: save_freq="
-                f"{callback.save_freq!r}. Use save_freq='epoch', or mode='synchronous'."
+                f"{callback.save_freq!r}. Use save_freq='epoch', or {other_way}."
             )
 
 
@@ -321,6 +326,7 @@ class DriverEpochs:
     def begin(self) -> None:
         """Tells the callbacks that training begins."""
         self._callbacks.begin()
+        self._open(self._job.first_epoch)
 
     @on_cpu()
     def add(self, part: EpochPart) -> list[EpochEnded]:
@@ -336,7 +342,13 @@ class DriverEpochs:
         self._history = joined(self._history, {name: [value] for name, value in as_numbers(logs).items()})
         if self._checkpoint_writer is not None and is_saved(part.epoch + 1, self._job.config, stopped=self.stopped):
             self._checkpoint_writer.keep(self._state(part.epoch + 1))
+        self._open(part.epoch + 1)
         return [EpochEnded(rank=0, epoch=part.epoch, logs=logs)]
+
+    def _open(self, epoch: int) -> None:
+        """Lets workers that train in rounds begin an epoch: what callbacks have set before holds for all of it."""
+        if self._job.config.trains_in_rounds and not self.stopped:
+            self._servers.open_epochs(epoch + 1)
 
     def _state(self, done: int) -> FitState:
         """Returns the state from which the fit can go on; workers that were faster are further on, and stay so."""

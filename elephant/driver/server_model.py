@@ -63,6 +63,11 @@ class ServerModel:
             self.rule = translate(self.model.optimizer, self.layout)
 
     @property
+    def first_epoch(self) -> int:
+        """The epoch that the fit begins with, from zero."""
+        return 0 if self._state is None else self._state.epochs
+
+    @property
     def pushes_every_step(self) -> bool:
         """True if each batch ends in a push: loss scaling leaves some out, and a train_step of its own may do so."""
         optimizer = self.model.optimizer

@@ -112,6 +112,7 @@ def parts_of(model: ServerModel, config: FitConfig, run_id: str) -> list[ServerP
         divide_by_staleness=config.new_algorithm().divides_by_staleness,
         locked=config.mode != "hogwild",
         max_staleness=options.max_staleness,
+        rounds_from=model.first_epoch if config.trains_in_rounds else None,
         num_partitions=config.num_ranks,
         num_state_values=len(state),
         snapshot_seconds=options.snapshot_seconds,

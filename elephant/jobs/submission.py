@@ -25,6 +25,7 @@ from elephant.errors import (
     TrainingError,
     UnsupportedError,
     did_you_mean,
+    first_line,
     first_paragraph,
 )
 from elephant.jobs.inputs import require_code
@@ -41,6 +42,8 @@ WRONG_ARGUMENTS = 2
 TRY_AGAIN = 3
 INTERRUPTED = 130
 _PYTHON_ERROR = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Failure): .*", re.MULTILINE)
+_JAVA_FRAME = "\n\tat "
+_JAVA_CAUSE = re.compile(r"^Caused by: (.*)", re.MULTILINE)
 
 
 def code_of(error: BaseException) -> int:
@@ -65,11 +68,15 @@ def _is_retryable(error: BaseException) -> bool:
 
 
 def line_of(error: BaseException) -> str:
-    """Returns an error as one line: the first paragraph of elephant's own, and what a Python worker raised."""
+    """Returns an error as one line: first paragraph of elephant's own, what a Python worker raised, or Java's cause."""
     text = str(error)
     if not isinstance(error, (ElephantError, FileExistsError)):
-        raised = _PYTHON_ERROR.findall(text)
-        text = raised[-1] if raised else f"{type(error).__name__}: {text}" if text else type(error).__name__
+        if raised := _PYTHON_ERROR.findall(text):
+            text = raised[-1]
+        elif _JAVA_FRAME in text:
+            text = ": ".join([first_line(error), *_JAVA_CAUSE.findall(text)[-1:]])
+        else:
+            text = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return first_paragraph(text)
 
 

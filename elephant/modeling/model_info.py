@@ -360,8 +360,8 @@ class ModelInfo:
             )
         if self.several_rates and not config.is_synchronous:
             raise UnsupportedError(
-                f"mode={config.mode!r}: expected an optimizer with one learning rate, which the driver tells servers "
-                "and workers. Received: a MultiOptimizer. Use mode='synchronous', or compile with one optimizer."
+                f"{config.way}: expected an optimizer with one learning rate, which the driver tells servers "
+                f"and workers. Received: a MultiOptimizer. Use {config.way_of_ranks}, or compile with one optimizer."
             )
 
     def check_normalization(self, config: FitConfig) -> None:
@@ -369,8 +369,9 @@ class ModelInfo:
         together = config.is_synchronous and config.averages_gradients
         if self.synchronized and config.num_ranks > 1 and not together:
             raise ConfigurationError(
-                "model: expected mode='synchronous' and frequency='batch' with BatchNormalization(synchronized=True), "
-                f"in which the rows of all workers meet in every step. Received: mode={config.mode!r} and frequency="
+                f"model: expected {config.way_of_ranks} and frequency='batch' with "
+                "BatchNormalization(synchronized=True), "
+                f"in which the rows of all workers meet in every step. Received: {config.way} and frequency="
                 f"{config.frequency!r}. Change them, or build the layers with synchronized=False."
             )
 

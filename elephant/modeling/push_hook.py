@@ -98,14 +98,14 @@ class GradientPusher:
         self._buffers = RotatingBuffers(lambda: WeightBuffer(layout))
         self._current = self._buffers.unused()
         self._thread = WorkQueue("elephant-push") if background else None
-        self._step = self._call = 0
+        self._step = self._call = self._rows = 0
         self.stop = False
         self.error: BaseException | None = None
         self.waited_s = 0.0
 
-    def begin_step(self, step: int) -> None:
-        """Gives the pushes that follow their number."""
-        self._step, self._call = step, 0
+    def begin_step(self, step: int, rows: int = 0) -> None:
+        """Gives the pushes that follow their number, and the rows that they are the mean of."""
+        self._step, self._call, self._rows = step, 0, rows
 
     def exchange(self, gradients: Sequence[np.ndarray], positions: Sequence[int]) -> list[np.ndarray]:
         """Pushes gradients; returns the newest weights that have arrived, a view for each variable.
@@ -135,7 +135,7 @@ class GradientPusher:
         return self._buffers.unused(self._current, release=current().release)
 
     def _push(self, buffer: WeightBuffer, step: int, call: int) -> None:
-        reply = self._servers.push_pull(self._update, buffer.flat, step=step, call=call)
+        reply = self._servers.push_pull(self._update, buffer.flat, step=step, call=call, rows=self._rows)
         self._take(reply, buffer)
 
     def _take(self, reply: Any, buffer: WeightBuffer) -> None:

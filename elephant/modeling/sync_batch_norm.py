@@ -103,7 +103,12 @@ def _moments_of_all_ranks(
         mean, variance = own_moments(inputs, mask)
         count = ops.broadcast_to(_count(inputs, mask, reduction_axes(layer)), ops.shape(mean))
         block = ops.stack([mean, variance, ops.cast(count, mean.dtype)])
-        parts = current().all_gather(block, communicator, share)
+        (parts,) = current().host_op(
+            lambda own: [_gathered_blocks(own, communicator, share())],
+            lambda _, gradient: [_gathered_gradient(gradient, communicator, share())],
+            [block],
+            [((communicator.world_size, *block.shape), block.dtype)],
+        )
         means, variances, counts = parts[:, 0], parts[:, 1], parts[:, 2]
         total = ops.sum(counts, axis=0)
         mean = ops.sum(counts * means, axis=0) / total
@@ -120,3 +125,19 @@ def _count(inputs: Any, mask: Any, axes: Any) -> Any:
         return math.prod(shape[axis] for axis in axes)
     kept = ops.broadcast_to(ops.cast(ops.expand_dims(mask, -1), inputs.dtype), shape)
     return ops.sum(kept) / shape[-1]
+
+
+def _gathered_blocks(block: np.ndarray, communicator: Communicator, share: float) -> np.ndarray:
+    """Returns the blocks of all ranks, shape (ranks, ...); zeros of a rank without a share."""
+    return np.stack(communicator.allgather(np.ascontiguousarray(block) if share else np.zeros_like(block)))
+
+
+def _gathered_gradient(gradient: np.ndarray, communicator: Communicator, share: float) -> np.ndarray:
+    """Returns the gradient of this rank's block from that of all blocks.
+
+    The hook in the optimizer multiplies by this rank's share afterwards, so it is divided by it here.
+    """
+    weighted = gradient * gradient.dtype.type(share) if share else np.zeros_like(gradient)
+    communicator.allreduce_(weighted)
+    own = weighted[communicator.rank]
+    return own / gradient.dtype.type(share) if share else np.zeros_like(own)

@@ -166,7 +166,7 @@ def _on_exchange_of_runs(scaling_runs: Sequence[ScalingRun], options: Mapping[st
             f"compression='bfloat16' halves the {run.bytes_per_step / 1e6:,.1f} MB that a worker sends in a step, at "
             f"{rate / 1e6:,.0f} MB/s: up to {1 / (1 - share / 2) - 1:.0%} more rows per second."
         )
-    if by_step:
+    if by_step and options.get("aggregation", "allreduce") == "allreduce":
         yield (
             f"frequency=8 exchanges weights every 8 steps: up to {1 / (1 - share * 7 / 8) - 1:.0%} more rows per "
             "second. Workers differ in between: compare the accuracy."

@@ -60,12 +60,13 @@ from elephant.net.buffers import portable
 from elephant.net.deadline import Deadline
 from elephant.net.frames import Limits, Message, require
 from elephant.net.server import Server
-from elephant.net.stream import Listener, Stream, connect
+from elephant.net.stream import Listener, Stream, connect, send_to_all
 
 MET = "Met"
 # An answer may hold what a thousand tasks with eight GPUs each tell.
 ANSWER_LIMITS = Limits(max_manifest_bytes=64 * 2**20, max_payload_bytes=LIMITS.max_payload_bytes)
-_SEND_S = 60.0
+# A task that waits reads at once, and one that is frozen never does.
+_SEND_S = 20.0
 
 _RESULT_TIMEOUT_S = 600.0
 _REFUSED_S = 5.0
@@ -92,15 +93,9 @@ class TaskAllgather:
             if len(self._arrived_streams) < arrived.num_tasks:
                 return
             self.is_over = True
+            all_streams = [waiting for waiting, _ in self._arrived_streams.values()]
             told = [text for _, (_, text) in sorted(self._arrived_streams.items())]
-            for waiting_streams, _ in self._arrived_streams.values():
-                try:
-                    waiting_streams.send(
-                        Message(kind=MET, fields={"texts": told}), Deadline(_SEND_S, "answering a task")
-                    )
-                except NetworkError:
-                    # It is lost: the thread that listens to it says so.
-                    continue
+        send_to_all(all_streams, Message(kind=MET, fields={"texts": told}), _SEND_S)
 
 
 class Channel:

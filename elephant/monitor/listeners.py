@@ -18,7 +18,7 @@ from packaging.version import Version
 
 from elephant.backends.keras_private import flat_layers
 from elephant.monitor.events import EpochEnded, Event, StateSaved
-from elephant.monitor.record import FitRecord
+from elephant.monitor.record import FitRecord, is_one_stage
 
 # A file is not written again for the end of an epoch where writing would take more than this part of the time.
 _WRITING = 0.05
@@ -110,7 +110,7 @@ class Listeners:
     def __init__(self, listeners: Sequence[FitListener] = (), params: Mapping[str, Any] | None = None) -> None:
         self._listeners = list(listeners)
         self._params = params or {}
-        self.record = FitRecord(together=self._params.get("mode", "synchronous") == "synchronous")
+        self.record = FitRecord(together=is_one_stage(self._params, "synchronous"))
         self.fitted: Any = None
         for recorder in self._recorders:
             recorder.record = self.record

@@ -6,7 +6,7 @@ A new event is a class in `elephant.monitor.events`, and a method here if there 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -62,6 +62,18 @@ class Attempt:
 
     started: Started
     traces: list[RankTrace] = field(default_factory=list)
+
+
+def is_one_stage(params: Mapping[str, Any], mode: str | None = None) -> bool:
+    """Returns whether the ranks of a fit with these params are one barrier stage, in which none begins again alone.
+
+    Args:
+        mode: Taken where the params do not say it.
+
+    >>> is_one_stage({"mode": "synchronous"}), is_one_stage({"mode": "synchronous", "aggregation": "server"})
+    (True, False)
+    """
+    return params.get("mode", mode) == "synchronous" and params.get("aggregation", "allreduce") == "allreduce"
 
 
 class FitRecord:

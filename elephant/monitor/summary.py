@@ -16,7 +16,7 @@ from elephant.monitor.advice import advice_on_fit
 from elephant.monitor.events import EpochEnded, Event, RunNote, kinds_by_line
 from elephant.monitor.progress import curve_names
 from elephant.monitor.rank_times import rank_times, sums_by_rank
-from elephant.monitor.record import FitRecord
+from elephant.monitor.record import FitRecord, is_one_stage
 from elephant.monitor.report import (
     PARTS,
     TRAINING,
@@ -165,7 +165,7 @@ class _Lines:
             if name != "fit_begin":
                 raise ValueError(name)
             self.begin = line
-            self.record = FitRecord(together=line["params"].get("mode") == "synchronous")
+            self.record = FitRecord(together=is_one_stage(line["params"]))
         elif name == "fit_end":
             self.end = line
         elif (event := _event_of(name, line)) is not None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from elephant.errors import DeadlineExceededError, NetworkError
 from elephant.net.addresses import Address, name_of
 from elephant.net.deadline import Deadline
+from elephant.net.descriptors import allow_descriptors
 from elephant.net.stream import Listener, Stream
 
 logger = logging.getLogger(__name__)
@@ -96,6 +97,7 @@ class Server:
                 self._on_exhausted(NetworkError(f"Expected a thread for {stream.peer}. Received: {error}."))
 
     def _start(self, stream: Stream) -> None:
+        allow_descriptors(2 * len(self._streams))
         thread = threading.Thread(target=self._serve, args=(stream,), name=f"{self._name}-{stream.peer}", daemon=True)
         with self._state:
             if not self._closed:

@@ -14,7 +14,8 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 
 from elephant.errors import (
@@ -73,6 +74,17 @@ class Stream:
         buffers = frames.encode(message)
         with self._in_use(self._sending, deadline), self._aborted_on_error():
             socket_io.send_all(self._sock, buffers, deadline, self.peer)
+
+    def send_frame(self, frame: Sequence[bytes | memoryview], patience_s: float) -> None:
+        """Sends a message that has been encoded, for as long as the peer goes on taking it.
+
+        Raises:
+            PeerLostError: The peer closed or reset the connection, or this side closed the stream.
+            DeadlineExceededError: It took nothing for so long.
+        """
+        began = Deadline(patience_s, f"Sending to {self.peer}")
+        with self._in_use(self._sending, began), self._aborted_on_error():
+            socket_io.SocketIO(self._sock, self.peer).send(frame, lambda: patience_s)
 
     def receive(
         self, deadline: Deadline, limits: frames.Limits | None = None, *, whole_within_s: float | None = None
@@ -207,6 +219,21 @@ class Stream:
     def _release(self) -> None:
         if self._closed and not self._users:
             self._sock.close()
+
+
+def send_to_all(streams: Sequence[Stream], message: frames.Message, patience_s: float) -> None:
+    """Sends one message, encoded once, to many peers side by side, so that none waits for another one.
+
+    Those that are lost, or take nothing for so long, do not get it: their streams say so to whoever reads them.
+    """
+    frame = frames.encode(message)
+
+    def send(stream: Stream) -> None:
+        with contextlib.suppress(NetworkError):
+            stream.send_frame(frame, patience_s)
+
+    with ThreadPoolExecutor(max(len(streams), 1), thread_name_prefix="elephant-send") as pool:
+        list(pool.map(send, streams))
 
 
 def connect(

@@ -58,7 +58,7 @@ class ShardClient:
         """Makes the next pull bring the weights, whatever their version."""
         self._version = 0
 
-    def average_state(self, state: np.ndarray, weight: float) -> np.ndarray:
+    def average_state(self, state: np.ndarray, weight: float, epochs: int) -> np.ndarray:
         """Sends a state and returns the average."""
         expected = self.connection.welcome.num_state_values
         state = np.ascontiguousarray(state, np.float64)
@@ -70,7 +70,7 @@ class ShardClient:
         average = np.empty(expected)
         self.connection.ask(
             Request(
-                header=RequestHeader(kind=RequestKind.STATE, rate=weight),
+                header=RequestHeader(kind=RequestKind.STATE, rate=weight, step=epochs),
                 payload=lambda: [state.view(np.uint8).data],
                 receive=lambda sock, header, patience: sock.receive(average.view(np.uint8).data, patience),
             ),
@@ -180,6 +180,7 @@ class ParameterServerClient:
 
     Args:
         addresses: Host and port of each server, in the order of their parts.
+        epoch_steps: Steps of the worker's epoch, which servers that apply pushes in rounds need to know.
         compression: How updates and weights travel: None, ``"bfloat16"``, ``"float16"``, ``"int8"`` or
             ``"int8:feedback"``. Updates that are pushed as int8 come back as bfloat16 weights.
         timeouts: ``connect_s`` to reach servers, again as well; ``collective_s`` for a server's silence.
@@ -205,6 +206,7 @@ class ParameterServerClient:
         layout: Layout,
         partition: int,
         attempt: int,
+        epoch_steps: int = 0,
         compression: str | None = None,
         timeouts: Timeouts | None = None,
     ) -> None:
@@ -219,7 +221,7 @@ class ParameterServerClient:
         self._held: np.ndarray | None = None
         connections = connect_all(
             addresses, layout, token=token, run_id=run_id, role=Role.WORKER, compression=compression,
-            partition=partition, attempt=attempt, timeouts=timeouts,
+            partition=partition, attempt=attempt, epoch_steps=epoch_steps, timeouts=timeouts,
         )  # fmt: skip
         self._shards = [
             ShardClient(connection, compression, part.stop - part.start)
@@ -250,13 +252,14 @@ class ParameterServerClient:
         """
         return self._exchange(RequestHeader(kind=RequestKind.PULL), None, out)
 
-    def push(self, update: np.ndarray, *, step: int, call: int = 0) -> Reply:
+    def push(self, update: np.ndarray, *, step: int, call: int = 0, rows: int = 0) -> Reply:
         """Has an update applied, exactly once, and returns when it was.
 
         Args:
             update: Float32 of shape (layout.num_values,).
             step: Number of the batch (the last one of a window) within the partition, from 1 on.
             call: Numbers several updates of one step, from 0 on.
+            rows: Rows that the update is the mean of, for servers that apply pushes in rounds.
 
         Raises:
             ConfigurationError: An argument has another form.
@@ -265,9 +268,9 @@ class ParameterServerClient:
             ServerFailedError: A server has given the fit up.
             NetworkError: A server cannot be reached.
         """
-        return self._exchange(self._header_of(RequestKind.PUSH, update, step, call), update, None)
+        return self._exchange(self._header_of(RequestKind.PUSH, update, step, call, rows), update, None)
 
-    def push_pull(self, update: np.ndarray, out: np.ndarray, *, step: int, call: int = 0) -> Reply:
+    def push_pull(self, update: np.ndarray, out: np.ndarray, *, step: int, call: int = 0, rows: int = 0) -> Reply:
         """Does both, in this order, in one round trip.
 
         Args:
@@ -275,18 +278,20 @@ class ParameterServerClient:
             out: As for ``pull``; it may be the memory of the update.
             step: As for ``push``.
             call: As for ``push``.
+            rows: As for ``push``.
 
         Raises:
             PositionLost, SupersededError, ServerFailedError, NetworkError: As for ``push``.
         """
-        return self._exchange(self._header_of(RequestKind.PUSH_PULL, update, step, call), update, out)
+        return self._exchange(self._header_of(RequestKind.PUSH_PULL, update, step, call, rows), update, out)
 
-    def average_state(self, state: np.ndarray, weight: float) -> np.ndarray:
+    def average_state(self, state: np.ndarray, weight: float, epochs: int = 0) -> np.ndarray:
         """Sends state that is no weight, and returns its average over what all partitions have sent last.
 
         Args:
             state: Float64 of shape (num_state_values,).
             weight: What it counts, such as the partition's rows.
+            epochs: Epochs that the worker has ended; servers that apply pushes in rounds wait for all workers' states.
 
         Raises:
             PositionLost, SupersededError, ServerFailedError, NetworkError: As for ``push``.
@@ -294,7 +299,7 @@ class ParameterServerClient:
         with self._using:
             self._check_open()
             try:
-                return self._shards[0].average_state(state, weight)
+                return self._shards[0].average_state(state, weight, epochs)
             except PositionLost as lost:
                 raise PositionLost(self._whole_step()) from lost
 
@@ -365,7 +370,7 @@ class ParameterServerClient:
         for shard in self._shards:
             shard.forget()
 
-    def _header_of(self, kind: RequestKind, update: np.ndarray, step: int, call: int) -> RequestHeader:
+    def _header_of(self, kind: RequestKind, update: np.ndarray, step: int, call: int, rows: int) -> RequestHeader:
         """Returns the header of a push: no server applies its part when another part is not finite."""
         self._check("update", update)
         if step < 1 or call < 0:
@@ -374,7 +379,7 @@ class ParameterServerClient:
             )
         several = len(self._shards) > 1
         flags = Flags.CONDEMNED if several and not arrives_finite(update, self._compression) else Flags.NONE
-        return RequestHeader(kind=kind, step=step, call=call, flags=flags)
+        return RequestHeader(kind=kind, step=step, call=call, rate=float(rows), flags=flags)
 
     def _check(self, name: str, array: np.ndarray) -> None:
         fits = array.dtype == np.float32 and array.shape == (self._num_values,) and array.flags.c_contiguous

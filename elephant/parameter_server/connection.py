@@ -316,6 +316,7 @@ def connect_all(
     compression: str | None = None,
     partition: int = 0,
     attempt: int = 0,
+    epoch_steps: int = 0,
     timeouts: Timeouts | None = None,
 ) -> list[Connection]:
     """Returns a connection to each server of a fit, in the order of their parts; where one fails, none stays open."""
@@ -324,7 +325,7 @@ def connect_all(
         for address, part in zip(addresses, layout.cut(len(addresses)), strict=True):
             hello = ClientHello(
                 role=role, digest=layout.digest, codec=compression or "",
-                first_value=part.start, num_values=part.stop - part.start,
+                first_value=part.start, num_values=part.stop - part.start, epoch_steps=epoch_steps,
             )  # fmt: skip
             identity = Identity(token=token, run_id=run_id, hello=hello, partition=partition, attempt=attempt)
             connections.append(Connection((address[0], address[1]), identity, timeouts or Timeouts()))

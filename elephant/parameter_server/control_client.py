@@ -142,8 +142,12 @@ class ControlClient:
         """Tells every worker, with the next reply that it gets, that the fit is to end."""
         self._tell(RequestHeader(kind=RequestKind.STOP))
 
+    def open_epochs(self, count: int) -> None:
+        """Lets servers that apply pushes in rounds apply those of the first epochs, and none of later ones."""
+        self._tell(RequestHeader(kind=RequestKind.OPEN, step=count))
+
     def remind(self) -> None:
-        """Tells servers that have come back from a snapshot what they were told after it: the rate, and to stop."""
+        """Tells servers that have come back from a snapshot what they were told after it: rate, epochs, and to stop."""
         # Whatever is asked: who was connected to a server that was lost connects anew, and says it all again.
         self.statistics()
 

@@ -141,6 +141,8 @@ class ServerSpec:
             pushes applied since its worker last pulled.
         locked: Whether stripes of the weights are locked while they are read and written; hogwild does without.
         max_staleness: Steps that a worker may be ahead of the slowest live one; None does not limit it.
+        rounds_from: The epoch, from zero, with which a fit in rounds begins, where one update is made of the pushes
+            of all workers. None applies every push by itself.
         num_partitions: Workers of the fit.
         num_state_values: Length of the non-trainable state that is averaged over the workers.
         max_refused: Refused pushes (not finite) after which the fit is given up.
@@ -160,6 +162,7 @@ class ServerSpec:
     divide_by_staleness: bool = False
     locked: bool = True
     max_staleness: int | None = None
+    rounds_from: int | None = None
     num_partitions: int = 1
     num_state_values: int = 0
     max_refused: int = 100

@@ -13,7 +13,7 @@ Every message is a fixed header and a payload::
         16      8  attempt
         24      8  step
         32      8  version of the weights: that the sender has, or that it sends
-        40      8  rate: a learning rate, or the weight of a state (float64)
+        40      8  rate: a learning rate, the weight of a state, or the rows of a push in rounds (float64)
         48      8  length of the payload
         56      4  CRC-32 of bytes 0 to 55
         60         payload
@@ -43,13 +43,13 @@ from elephant.compression.codec import blocks
 from elephant.errors import ProtocolError, UnsupportedError
 
 MAGIC = b"ELPS"
-VERSION = 1
+VERSION = 2
 # What the connections of one fit are for, in their mutual proof.
 CONTEXT = "parameter-server/{run_id}"
 HEADER_BYTES = 60
 TEXT_BYTES = 1024
 # Lengths of the payload of HELLO and of its reply; see `elephant.parameter_server.protocol`.
-HELLO_BYTES = 56
+HELLO_BYTES = 64
 WELCOME_BYTES = 52
 # One MiB of float32.
 STRIPE_VALUES = 1 << 18
@@ -62,7 +62,7 @@ _STATISTICS_BYTES_PER_PARTITION = 64
 _LEDGER_BYTES = 64
 _LEDGER_BYTES_PER_PARTITION = 96
 
-_HELLO = struct.Struct("<B7x16s16sQQ")
+_HELLO = struct.Struct("<B7x16s16sQQQ")
 _WELCOME = struct.Struct("<QIIIQQQII")
 # More than any rule keeps: a client takes memory for each.
 _MOST_SLOTS = 8
@@ -82,6 +82,7 @@ class RequestKind(enum.IntEnum):
     SET_RATE = 18
     STOP = 19
     KEEP = 20
+    OPEN = 21
 
 
 class Status(enum.IntEnum):
@@ -134,6 +135,7 @@ _KINDS = {
             RequestKind.STATISTICS,
             RequestKind.SET_RATE,
             RequestKind.STOP,
+            RequestKind.OPEN,
             RequestKind.BYE,
         }
     ),
@@ -355,6 +357,7 @@ class ClientHello:
         codec: The name of the encoding, empty for none.
         first_value: Where the part of the vector begins that it expects here.
         num_values: The length of that part.
+        epoch_steps: Steps of a worker's epoch, for rounds.
     """
 
     role: Role
@@ -362,18 +365,20 @@ class ClientHello:
     codec: str
     first_value: int
     num_values: int
+    epoch_steps: int = 0
 
     def to_bytes(self) -> bytes:
         """Returns the bytes that it travels as."""
-        return _HELLO.pack(self.role, self.digest.encode(), self.codec.encode(), self.first_value, self.num_values)
+        names = self.digest.encode(), self.codec.encode()
+        return _HELLO.pack(self.role, *names, self.first_value, self.num_values, self.epoch_steps)
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray) -> ClientHello:
         """Reads the form of `to_bytes`; raises ProtocolError for anything else."""
-        role, digest, codec, first_value, num_values = _HELLO.unpack(data)
+        role, digest, codec, first_value, num_values, epoch_steps = _HELLO.unpack(data)
         return cls(
             role=enum_member(Role, "role", role), digest=_text(digest), codec=_text(codec),
-            first_value=first_value, num_values=num_values,
+            first_value=first_value, num_values=num_values, epoch_steps=epoch_steps,
         )  # fmt: skip
 
 

@@ -20,12 +20,14 @@ class Entry:
         step: Last step that was settled; zero before the first.
         call: ... and the last call of that step.
         highest_call: The highest call of any step so far.
+        epoch_steps: Steps of the partition's epoch, for rounds; None where nobody has said them.
     """
 
     attempt: int = 0
     step: int = 0
     call: int = 0
     highest_call: int = 0
+    epoch_steps: int | None = None
 
     @property
     def place(self) -> Place:
@@ -51,8 +53,8 @@ class PushLog:
         self._settling: set[int] = set()
         self._changed = threading.Condition()
 
-    def register(self, partition: int, attempt: int) -> Entry | None:
-        """Notes the attempt of a worker that says HELLO.
+    def register(self, partition: int, attempt: int, epoch_steps: int | None = None) -> Entry | None:
+        """Notes the attempt of a worker that says HELLO, and the steps of its epoch where these matter.
 
         Returns:
             What is settled of its partition, or None where a newer attempt has come before.
@@ -62,13 +64,17 @@ class PushLog:
             if attempt < known.attempt:
                 return None
             # From here on the attempts before it are refused, so one push at most is waited for.
-            self._entries[partition] = replace(known, attempt=attempt)
+            self._entries[partition] = replace(known, attempt=attempt, epoch_steps=epoch_steps)
             self._wait(partition)
             return self._entries[partition]
 
     def is_superseded(self, partition: int, attempt: int) -> bool:
         """Returns whether a newer attempt of the partition has said HELLO."""
         return attempt < self._entries.get(partition, Entry()).attempt
+
+    def of(self, partition: int) -> Entry:
+        """Returns the entry of a partition, an empty one where nothing has come."""
+        return self._entries.get(partition, Entry())
 
     def begin(self, partition: int, attempt: int, place: Place) -> Status:
         """Decides about a push: OK to apply it, and to call ``finish`` then; DUPLICATE or SUPERSEDED."""

@@ -6,8 +6,9 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -124,6 +125,7 @@ class Session:
         lengths: The legal lengths of payloads.
         push_codec: Decodes pushes; None takes them as they are.
         pull_codec: Encodes pulls; None sends them as they are.
+        epoch_steps: Steps of a worker's epoch, where pushes are applied in rounds.
     """
 
     role: Role
@@ -132,6 +134,7 @@ class Session:
     lengths: Lengths
     push_codec: Codec | None
     pull_codec: Codec | None
+    epoch_steps: int | None = None
 
     @property
     def is_worker(self) -> bool:
@@ -154,6 +157,7 @@ def open_session(hello: ClientHello, *, partition: int, attempt: int, spec: Serv
         lengths=lengths_of(hello, num_slots, spec.num_state_values, spec.num_partitions),
         push_codec=pushed,
         pull_codec=pulled,
+        epoch_steps=None if spec.rounds_from is None else hello.epoch_steps,
     )
 
 
@@ -189,6 +193,15 @@ def _check_hello(hello: ClientHello, partition: int, spec: ServerSpec) -> None:
         raise MismatchError(str(error)) from error
     if hello.role is Role.WORKER and partition >= spec.num_partitions:
         raise MismatchError(f"Expected a partition below {spec.num_partitions}. Received: {partition}.")
+
+
+def _require_same_steps(known: int | None, session: Session) -> None:
+    if known not in (None, session.epoch_steps):
+        raise MismatchError(
+            f"Expected partition {session.partition} with the {known} steps an epoch that it had before it was lost. "
+            f"Received: {session.epoch_steps}. The DataFrame is computed anew and comes out differently: write it to "
+            "disk, or checkpoint it, before fit."
+        )
 
 
 class RequestService:
@@ -290,12 +303,14 @@ class RequestHandler:
     def _admit(self, session: Session) -> Entry | None:
         """Takes a worker in; returns where its partition stands, or None where a newer attempt has come."""
         server = self._server
-        entry = server.push_log.register(session.partition, session.attempt)
+        if server.rounds is not None:
+            _require_same_steps(server.rounds.steps_of(session.partition), session)
+        entry = server.push_log.register(session.partition, session.attempt, session.epoch_steps)
         if entry is None:
             server.counters.add("superseded")
             return None
         server.staleness.registered(session.partition, server.updates)
-        server.clock.enter(session.partition, entry.step)
+        server.enter(session.partition, entry)
         # Before the reply, which may fail.
         self._session, self._is_live = session, True
         return entry
@@ -326,24 +341,30 @@ class RequestHandler:
 
     def _push(self, session: Session, request: RequestHeader) -> None:
         # Not for ever: meanwhile the client can send no more. What it pulls then is what it waits for.
-        self._wait_for_slower(session, request, longest_s=self._stall_s)
+        self._wait_for_others(session, request, longest_s=self._stall_s)
+        # Who sent it is what HELLO said, whatever the header has.
+        push = RequestHeader(
+            kind=request.kind,
+            partition=session.partition,
+            attempt=session.attempt,
+            step=request.step,
+            call=request.call,
+            rate=request.rate,
+        )
+        if self._server.rounds is not None:
+            self._server.rounds.check(push)
+        # Others wait for the buffer: the end of a round is waited for without it.
         with self._service.pool.borrowed() as buffer:
             finite = self._receive_update(session, buffer)
             if self._has_failed(request):
                 return
-            # Who sent it is what HELLO said, whatever the header has.
-            push = RequestHeader(
-                kind=request.kind,
-                partition=session.partition,
-                attempt=session.attempt,
-                step=request.step,
-                call=request.call,
-            )
             finite = finite and not request.flags & Flags.CONDEMNED
             status = self._server.settle(push, buffer, finite=finite)
         if self._has_failed(request):
             return
         if request.kind is RequestKind.PUSH or status is Status.SUPERSEDED:
+            if self._server.rounds is not None:
+                self._wait_for_others(session, request)
             return self._reply(request, status)
         self._pull(session, request, status)
 
@@ -365,7 +386,9 @@ class RequestHandler:
         return finite
 
     def _pull(self, session: Session, request: RequestHeader, status: Status) -> None:
-        self._wait_for_slower(session, request)
+        self._wait_for_others(session, request)
+        if self._has_failed(request):
+            return
         server = self._server
         if session.is_worker:
             if server.push_log.is_superseded(session.partition, session.attempt):
@@ -425,13 +448,23 @@ class RequestHandler:
         if self._server.push_log.is_superseded(session.partition, session.attempt):
             return self._reply(request, Status.SUPERSEDED)
         average = self._server.averages.add(session.partition, request.rate, state)
+        rounds = self._server.rounds
+        if rounds is not None and request.rate > 0:
+            rounds.add_state(session.partition, request.step)
+            self._tell_while(request, partial(rounds.wait_for_states, request.step, self._server.clock.live))
+            average = self._server.averages.average()
         self._reply(request, Status.OK, average.data)
 
     def _command(self, session: Session, request: RequestHeader) -> None:
         if request.kind is RequestKind.SET_RATE:
             self._server.set_rate(request.rate)
+            if self._server.rounds is not None and self._server.updates:
+                # A server that is lost is not to take rounds again with a rate of later ones.
+                self._service.snapshotter.request(_SNAPSHOT_S)
         elif request.kind is RequestKind.STOP:
             self._server.stop()
+        elif request.kind is RequestKind.OPEN:
+            self._server.open_epochs(request.step)
         else:
             self._count()
             length = session.lengths.statistics
@@ -441,16 +474,29 @@ class RequestHandler:
     def _part(self, session: Session, request: RequestHeader) -> None:
         """Says good-bye. What a finished worker has pushed is on the disk by then: nobody would send it again."""
         if request.flags & Flags.FINISHED and session.is_worker:
-            self._server.clock.finish(session.partition)
+            self._server.finish(session.partition)
             self._service.snapshotter.request(_SNAPSHOT_S)
         self._reply(request, Status.OK)
 
-    def _wait_for_slower(self, session: Session, request: RequestHeader, *, longest_s: float = _FOREVER_S) -> None:
-        """Lets a worker that is too far ahead wait, and tells it now and then that nothing is wrong."""
+    def _wait_for_others(self, session: Session, request: RequestHeader, *, longest_s: float = _FOREVER_S) -> None:
+        """Lets a worker wait that is too far ahead, or whose round is open."""
         if not session.is_worker:
             return
-        began, clock = time.monotonic(), self._server.clock
-        while not clock.wait(session.partition, _HEARTBEAT_S, lambda: self._socket_io.hung_up):
+        self._tell_while(request, partial(self._server.wait, session.partition), longest_s)
+
+    def _tell_while(
+        self,
+        request: RequestHeader,
+        wait: Callable[[float, Callable[[], bool]], bool],
+        longest_s: float = _FOREVER_S,
+    ) -> None:
+        """Waits, and tells the worker now and then that nothing is wrong.
+
+        Args:
+            wait: Waits for so many seconds at most, or until the function says so; returns whether it is over.
+        """
+        began = time.monotonic()
+        while not wait(_HEARTBEAT_S, lambda: self._socket_io.hung_up):
             if time.monotonic() - began >= longest_s:
                 break
             self._reply(request, Status.WAIT)

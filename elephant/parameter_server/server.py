@@ -1,4 +1,4 @@
-"""Parameter-server state machine, without I/O: applies pushes, answers pulls, tracks staleness."""
+"""Parameter-server state machine, without I/O: applies pushes by themselves or in rounds, and keeps count."""
 
 from __future__ import annotations
 
@@ -18,11 +18,9 @@ from elephant.parameter_server.layout import ServerSpec
 from elephant.parameter_server.optimizers import rule_of
 from elephant.parameter_server.protocol import TEXT_BYTES, Flags, RequestHeader, Status
 from elephant.parameter_server.push_log import Entry, PushLog
+from elephant.parameter_server.rounds import Rounds
+from elephant.parameter_server.staleness import Clock, Staleness
 from elephant.parameter_server.store import Averages, SnapshotImage, Store
-
-_LOOK_S = 0.2
-# Above this all are counted together, so that the histogram stays small.
-_HIGHEST = 255
 
 _NAMES = ("bytes_in", "bytes_out", "refused", "duplicates", "superseded", "snapshots", "snapshot_failures")
 # What each server says, by name.
@@ -42,125 +40,6 @@ _COMBINED: tuple[tuple[tuple[str, ...], Callable[[Any], Any]], ...] = (
 # A server that was started again counts on from a number that its predecessor cannot have reached, so that
 # "not modified" is never said of weights that went back to a snapshot.
 _INCARNATION_BITS = 40
-
-
-class Staleness:
-    """Counts, for each push, how many pushes were applied since its worker last pulled.
-
-    A worker that exchanges in the background has computed its gradient on the weights of the pull before
-    that one: how much older they are is not counted.
-
-    Args:
-        histogram: What ``histogram`` returned, from a snapshot.
-    """
-
-    def __init__(self, histogram: Mapping[str, int] | None = None) -> None:
-        self._pulled: dict[int, int] = {}
-        self._histogram = Counter({int(staleness): count for staleness, count in (histogram or {}).items()})
-        self._lock = threading.Lock()
-
-    def registered(self, partition: int, updates: int) -> None:
-        """Notes a worker that has just connected; one that was here before keeps its count."""
-        with self._lock:
-            self._pulled[partition] = min(self._pulled.get(partition, updates), updates)
-
-    def pulled(self, partition: int, updates: int) -> None:
-        """Notes that a worker began to pull after so many pushes had been applied."""
-        with self._lock:
-            self._pulled[partition] = updates
-
-    def of_push(self, partition: int, updates: int) -> int:
-        """Returns the staleness of a push before which ``updates`` others were applied, and counts it."""
-        with self._lock:
-            staleness = max(updates - self._pulled.get(partition, updates), 0)
-            self._histogram[min(staleness, _HIGHEST)] += 1
-            return staleness
-
-    def histogram(self) -> dict[str, int]:
-        """Returns how many pushes had which staleness; 255 stands for all above it as well."""
-        with self._lock:
-            return {str(staleness): self._histogram[staleness] for staleness in sorted(self._histogram)}
-
-
-class Clock:
-    """The bound of stale-synchronous training: nobody is more than so many steps ahead of the slowest live worker.
-
-    Ho et al., More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server, 2013, section 3.
-    A worker is live from its HELLO until it disconnects or has finished.
-
-    Args:
-        max_staleness: Steps that a worker may be ahead; None does not limit it.
-    """
-
-    def __init__(self, max_staleness: int | None) -> None:
-        self._max_staleness = max_staleness
-        self._steps: dict[int, int] = {}
-        self._connections: Counter[int] = Counter()
-        self._finished: set[int] = set()
-        self._open = False
-        self._changed = threading.Condition()
-
-    def enter(self, partition: int, step: int) -> None:
-        """Notes a worker that has connected, and has done so many steps."""
-        with self._changed:
-            self._connections[partition] += 1
-            self._finished.discard(partition)
-            self._steps[partition] = step
-            self._changed.notify_all()
-
-    def leave(self, partition: int) -> None:
-        """Notes that a worker has disconnected."""
-        with self._changed:
-            self._connections[partition] -= 1
-            self._changed.notify_all()
-
-    def finish(self, partition: int) -> None:
-        """Notes that a worker has done all of its steps."""
-        with self._changed:
-            self._finished.add(partition)
-            self._changed.notify_all()
-
-    def advance(self, partition: int, step: int) -> None:
-        """Notes that a worker has done so many steps."""
-        with self._changed:
-            self._steps[partition] = max(self._steps.get(partition, 0), step)
-            self._changed.notify_all()
-
-    def release(self) -> None:
-        """Lets all workers pass from now on, because the fit is to end."""
-        with self._changed:
-            self._open = True
-            self._changed.notify_all()
-
-    def wait(self, partition: int, timeout_s: float, given_up: Callable[[], bool]) -> bool:
-        """Waits until a worker may go on.
-
-        Returns:
-            Whether the wait has ended before its time.
-        """
-        if self._max_staleness is None:
-            return True
-        end = time.monotonic() + timeout_s
-        with self._changed:
-            while not self._may_pass(partition) and not given_up():
-                if time.monotonic() >= end:
-                    return False
-                self._changed.wait(_LOOK_S)
-        return True
-
-    def live(self) -> list[int]:
-        """Returns the partitions whose workers are live."""
-        with self._changed:
-            return sorted(self._live())
-
-    def _live(self) -> list[int]:
-        return [each for each, count in self._connections.items() if count > 0 and each not in self._finished]
-
-    def _may_pass(self, partition: int) -> bool:
-        live = self._live()
-        if self._open or self._max_staleness is None or not live:
-            return True
-        return self._steps.get(partition, 0) - min(self._steps[each] for each in live) <= self._max_staleness
 
 
 class Counters:
@@ -267,6 +146,9 @@ class ParameterServer:
         self.push_log = PushLog({partition: Entry(**entry) for partition, entry in image.entries.items()})
         self.averages = Averages(image.state, image.contributions)
         self.clock = Clock(spec.max_staleness)
+        self.rounds: Rounds | None = None
+        if spec.rounds_from is not None:
+            self.rounds = Rounds(spec.num_partitions, spec.num_values, spec.rounds_from, self.push_log.entries())
         self.staleness = Staleness(image.staleness)
         self.counters = Counters(image.counts)
         self.shared_lock = SharedLock()
@@ -316,10 +198,13 @@ class ParameterServer:
                 self.counters.add("duplicates" if status is Status.DUPLICATE else "superseded")
                 return status
             try:
-                if finite:
-                    self._apply(push.partition, update)
-                else:
+                if not finite:
                     status = self._refuse(push)
+                if self.rounds is not None:
+                    entry = self.push_log.of(push.partition)
+                    self.rounds.add(push.partition, push.step, push.rate if finite else 0.0, update, entry)
+                elif finite:
+                    self._apply(push.partition, update)
             except Exception as error:
                 # Some stripes have the update and others do not.
                 self.fail(f"Expected an update to be applied whole. Received: {type(error).__name__}: {error}.")
@@ -327,8 +212,59 @@ class ParameterServer:
             finally:
                 self.push_log.finish(push.partition, push.place)
         self.clock.advance(push.partition, push.step)
-        self._on_update()
+        if self.rounds is None:
+            self._on_update()
+        else:
+            self.end_round()
         return status
+
+    def end_round(self) -> None:
+        """Applies the open round if it is complete; to be called whenever it may have become so."""
+        rounds = self.rounds
+        if rounds is None or self.stopped:
+            return
+        with self.shared_lock.shared():
+            mean = rounds.take()
+            if mean is None:
+                return
+            try:
+                if len(mean):
+                    self._apply_update(mean)
+            except Exception as error:
+                self.fail(f"Expected a round to be applied whole. Received: {type(error).__name__}: {error}.")
+                raise
+            rounds.close()
+        self._on_update()
+
+    def open_epochs(self, count: int) -> None:
+        """Lets the rounds of the first epochs be applied."""
+        if self.rounds is not None:
+            self.rounds.open_epochs(count)
+            self.end_round()
+
+    def enter(self, partition: int, entry: Entry) -> None:
+        """Notes a worker that has connected, and what the log has of its partition."""
+        self.clock.enter(partition, entry.step)
+        if self.rounds is not None:
+            self.rounds.enter(partition, entry.epoch_steps or 0, entry.step)
+            self.end_round()
+
+    def finish(self, partition: int) -> None:
+        """Notes that a worker has done all of its steps."""
+        self.clock.finish(partition)
+        if self.rounds is not None:
+            self.rounds.finish(partition)
+            self.end_round()
+
+    def wait(self, partition: int, timeout_s: float, given_up: Callable[[], bool]) -> bool:
+        """Waits until a worker may go on; returns whether the wait has ended before its time."""
+        turn = self.clock if self.rounds is None else self.rounds
+        return turn.wait(partition, timeout_s, given_up)
+
+    def _release(self) -> None:
+        self.clock.release()
+        if self.rounds is not None:
+            self.rounds.release()
 
     def set_rate(self, rate: float) -> None:
         """Sets the learning rate of the updates to come; NaN goes back to the rule's own."""
@@ -337,12 +273,12 @@ class ParameterServer:
     def stop(self) -> None:
         """Tells all workers, with the next reply, that the fit is to end."""
         self.stopped = True
-        self.clock.release()
+        self._release()
 
     def fail(self, reason: str) -> None:
         """Gives the fit up: every further request gets the reason."""
         self.failure = self.failure or reason
-        self.clock.release()
+        self._release()
 
     def image(self) -> SnapshotImage:
         """Returns the contents of a snapshot. The gate must be held, and the vectors are the server's own."""
@@ -352,13 +288,20 @@ class ParameterServer:
             state=self.averages.average(),
             iterations=self._applied,
             updates=self.updates,
-            entries={partition: dataclasses.asdict(entry) for partition, entry in self.push_log.entries().items()},
+            entries={partition: dataclasses.asdict(entry) for partition, entry in self._applied_entries().items()},
             contributions=self.averages.contributions(),
             rate=self._rate,
             stopped=self.stopped,
             counts=self.counters.values(),
             staleness=self.staleness.histogram(),
         )
+
+    def _applied_entries(self) -> dict[int, Entry]:
+        """Returns the entries of the log, without the pushes that wait for the end of their round."""
+        entries = self.push_log.entries()
+        for partition, known in ({} if self.rounds is None else self.rounds.unapplied()).items():
+            entries[partition] = dataclasses.replace(known, attempt=entries[partition].attempt)
+        return entries
 
     def statistics(self) -> dict[str, Any]:
         """Returns the counts of this server; the positions are the last step of each partition."""
@@ -376,13 +319,16 @@ class ParameterServer:
         }
 
     def _apply(self, partition: int, update: np.ndarray) -> None:
+        with self._counting:
+            staleness = self.staleness.of_push(partition, self.updates)
+        self._apply_update(update, 1 / (staleness + 1) if self.spec.divide_by_staleness else 1.0)
+
+    def _apply_update(self, update: np.ndarray, factor: float = 1.0) -> None:
         rule, spec = self.store.rule, self.spec
         with self._counting:
             iteration, self._began = self._began, self._began + 1
-            staleness = self.staleness.of_push(partition, self.updates)
         if spec.num_values == spec.layout.num_values:
             rule.prepare(update, spec.layout)
-        factor = 1 / (staleness + 1) if spec.divide_by_staleness else 1.0
         self.store.apply(rule.begin(iteration, self._rate), update, factor)
         with self._counting:
             self._applied += 1

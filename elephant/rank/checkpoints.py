@@ -240,12 +240,12 @@ def own_arrays(model: keras.Model, job: TrainingJob, communicator: Communicator)
             arrays[f"generator/{rank}"] = np.array(of_framework)
     if not job.config.averages_gradients and communicator.world_size > 1:
         own = [value for optimizer in optimizers_of(model) for value in read_values(optimizer.variables)]
-        for rank in range(communicator.world_size):
-            for index, value in enumerate(own):
-                flat = np.ascontiguousarray(value).reshape(-1).view(np.uint8).copy()
-                communicator.broadcast_(flat, root=rank)
-                if communicator.rank == 0:
-                    arrays[f"local/{rank}/{index}"] = flat.view(value.dtype).reshape(value.shape)
+        if communicator.rank != 0:
+            communicator.send(own, dst=0)
+        else:
+            for rank in range(communicator.world_size):
+                for index, value in enumerate(communicator.recv(rank) if rank else own):
+                    arrays[f"local/{rank}/{index}"] = np.array(value)
     return arrays
 
 
@@ -283,8 +283,7 @@ def restore_optimizers(model: keras.Model, state: FitState, job: TrainingJob, co
     for optimizer in optimizers if own else ():
         _assign(optimizer, own[: len(optimizer.variables)])
         own = own[len(optimizer.variables) :]
-    # The ranks of one worker share its batch.
-    workers, before = communicator.world_size // job.config.gpus_per_worker, state.facts["num_workers"]
+    workers, before = job.config.num_workers, state.facts["num_workers"]
     if job.config.scale_learning_rate and before != workers:
         for optimizer in rated_optimizers(model):
             rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate))

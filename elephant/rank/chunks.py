@@ -11,12 +11,13 @@ import os
 import pickle  # noqa: S403  (both ends are processes of one task, connected by an inherited socket)
 import socket
 import struct
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from elephant.errors import TrainingError
+from elephant.errors import ElephantError, TrainingError
 
 # From the columns of each chunk to the results, of which there may be one for each chunk, or more, or fewer.
 ChunkFunction = Callable[[Iterator[list[pa.Array]]], Iterable[Any]]
@@ -28,6 +29,10 @@ _BEGIN, _CHUNK, _END, _MORE, _ITEM, _DONE, _ERROR = range(7)
 
 class HungUpError(Exception):
     """The process at the other end has ended. Functions and chunks raise errors of their own, none like this one."""
+
+
+class OtherProcessTraceback(Exception):  # noqa: N818  (where an error was raised, and none itself)
+    """Traceback of the process at the other end, as text: the cause of an error that was raised there."""
 
 
 class ChunkChannel:
@@ -72,7 +77,8 @@ class ChunkChannel:
             elif kind == _ITEM:
                 yield content
             elif kind == _ERROR:
-                raise content
+                error, trace = content
+                raise error from (OtherProcessTraceback(f"\n{trace}") if trace else None)
             else:
                 return
 
@@ -105,12 +111,14 @@ class ChunkChannel:
             self._send(_ITEM, item)
 
     def _send_error(self, error: Exception) -> None:
+        # Those of elephant are about what was passed, and say all in their text.
+        trace = "" if isinstance(error, ElephantError) else "".join(traceback.format_exception(error))
         try:
             # Some can be pickled, and made again from what came of it by nobody.
             pickle.loads(pickle.dumps(error))  # noqa: S301  (see the import)
         except Exception:
             error = TrainingError(f"{type(error).__name__}: {error}")
-        self._send(_ERROR, error)
+        self._send(_ERROR, (error, trace))
 
     def _send(self, kind: int, content: Any = None) -> None:
         block = pickle.dumps((kind, content), protocol=pickle.HIGHEST_PROTOCOL)

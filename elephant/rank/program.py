@@ -11,6 +11,7 @@ they differ, and says what it needs: other ranks, or parameter servers.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import pickle  # noqa: S403  (the job comes from the parent process, through an inherited pipe)
@@ -147,6 +148,7 @@ class SynchronousFitProgram(SynchronousProgram):
         communicator: Communicator,
         channel: ChannelClient,
     ) -> bytes:
+        from elephant.rank.divided import train_divided
         from elephant.rank.job import epoch_plan
         from elephant.rank.synchronous import train_rank
 
@@ -156,7 +158,13 @@ class SynchronousFitProgram(SynchronousProgram):
         shard = _opened_shard(rank_info, fit)
         plan = epoch_plan(fit, rank_info.num_rows, rank_info.num_marked)
         channel.send(_started(rank_info, plan, first_step=plan.number(fit.first_epoch, 0) + 1))
-        train_rank(fit, shard, plan, communicator, channel, traced_step)
+        distribution = current().distribution(fit.config)
+        if distribution is None:
+            train_rank(fit, shard, plan, communicator, channel, traced_step)
+        else:
+            train = functools.partial(train_divided, fit, shard, plan, communicator, channel, distribution)
+            with contextlib.closing(distribution):
+                distribution.run(train)
         return b""
 
 
@@ -196,6 +204,7 @@ class AsynchronousProgram(Program):
                 layout=rank_info.weights_layout,
                 partition=rank_info.rank,
                 attempt=rank_info.attempt,
+                epoch_steps=plan.steps if plan.training_rows[rank_info.rank] else 0,
                 compression=fit.config.compression,
                 timeouts=rank_info.timeouts,
             ) as servers:
@@ -231,6 +240,7 @@ class FunctionProgram(SynchronousProgram):
 
     def run(self, job: FunctionCall, rank_info: RankInfo, communicator: Communicator, channel: ChannelClient) -> bytes:
         channel.send(_started(rank_info))
+        communicator.dumps = job.pickled
         try:
             result = job.fn(*job.args, **job.kwargs)
         except BaseException as error:

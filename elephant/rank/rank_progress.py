@@ -78,6 +78,7 @@ class RankWeight:
         rank: This rank.
         epoch: The epoch that has begun; `StepCounter` sets it.
         step: The step of it.
+        in_step: Whether a step, or a run of steps, is under way.
         cell: The part, shape (1,), where a kernel reads it; written when a step begins.
 
     >>> share = RankWeight(EpochPlan(training_rows=(5, 2), validation_rows=(0, 0), batch_size=2), 1)
@@ -90,11 +91,12 @@ class RankWeight:
         self.plan = plan
         self.rank = rank
         self.epoch = self.step = 0
+        self.in_step = False
         self.cell = np.zeros(1)
 
     def begin(self, step: int) -> None:
         """Notes that a step of the epoch begins."""
-        self.step = step
+        self.step, self.in_step = step, True
         self.cell[0] = self()
 
     def __call__(self) -> float:
@@ -131,7 +133,7 @@ class StepCounter(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         # It may be the last of a run.
-        self._weight.step = batch
+        self._weight.step, self._weight.in_step = batch, False
 
 
 class StepRuns(keras.callbacks.CallbackList):

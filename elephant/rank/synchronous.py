@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +21,7 @@ import numpy as np
 from elephant.backends import current
 from elephant.backends.gradient_averager import GradientAverager, StopSignal
 from elephant.backends.gradient_kinds import GradientInfo
+from elephant.collective import api
 from elephant.collective.communicator import Communicator
 from elephant.collective.fusion import WORTH_SPLITTING, FusedBuffer, measure_link
 from elephant.compression import reduction_for
@@ -139,30 +140,41 @@ def train_rank(
     job: TrainingJob,
     shard: Shard,
     plan: EpochPlan,
-    communicator: Communicator,
+    world: Communicator,
     reporter: Reporter,
     traced_step: TracedStep | None = None,
+    replicas: Communicator | None = None,
 ) -> None:
     """Trains one rank to the end and reports the trained variables from rank 0.
+
+    Args:
+        plan: The steps of the replicas.
+        world: All ranks: which of them reports, whom callbacks belong to, and who stops with whom.
+        replicas: Those with the same weights, which share the rows and average gradients; all ranks where it is None.
 
     Raises:
         NetworkError: Another rank is gone.
         TrainingError: The ranks do not agree any more.
         Exception: Whatever the model or a callback raises.
     """
-    overlaps = bool(job.config.bucket_bytes) or (job.config.bucket_bytes is None and communicator.crosses_hosts)
+    replicas = world if replicas is None else replicas
+    overlaps = bool(job.config.bucket_bytes) or (job.config.bucket_bytes is None and replicas.crosses_hosts)
     set_up_process(overlaps=overlaps)
     outside = outside_here(job.outside, job.callbacks, job.model, job.preprocessing.given)
     job = replace(job, outside=outside)
-    shard, changes = prepared_rows(job, shard, communicator, communicator.rank)
-    feed = BatchFeed(shard, plan, job.config, communicator.rank, changes, job.class_weight)
-    model = _prepared_model(job, feed, plan, communicator, traced_step)
+    shard, changes = prepared_rows(job, shard, replicas, replicas.rank)
+    feed = BatchFeed(shard, plan, job.config, replicas.rank, changes, job.class_weight)
+    model = _prepared_model(job, feed, plan, replicas, traced_step)
     batches = feed.training_batches(first_epoch=job.first_epoch)
     build_metrics(model, batches)
     require_averaged_weights(model, job.callbacks)
-    weight, stop = RankWeight(plan, communicator.rank), StopSignal()
-    with changes.own_errors(), _averaged_gradients(model, job, feed, communicator, weight, stop, traced_step) as trial:
-        callbacks = _callbacks(job, feed, plan, communicator, weight, stop, reporter, trial)
+    weight, stop = RankWeight(plan, replicas.rank), StopSignal()
+    with (
+        changes.own_errors(),
+        api.exchanging(replicas, weight, lambda: weight.in_step and job.config.averages_gradients),
+        _averaged_gradients(model, job, feed, replicas, weight, stop, traced_step) as trial,
+    ):
+        callbacks = callbacks_of_fit(job, feed, plan, world, replicas, weight, stop, reporter, trial=trial)
         # What was traced ahead is taken, unless loops that did not fit were left since.
         steps = (traced_step and traced_step.steps) or steps_in_runs(model, job)
         model.fit(
@@ -174,7 +186,7 @@ def train_rank(
             shuffle=False,  # the feed has done it
             verbose=0,
         )
-    if communicator.rank == 0:
+    if world.rank == 0:
         reporter.result([*read_variables(model), *map(read, job.outside)], feed.rows)
 
 
@@ -293,48 +305,63 @@ def _attached_averager(
     return averager
 
 
-def _callbacks(
+def callbacks_of_fit(
     job: TrainingJob,
     feed: BatchFeed,
     plan: EpochPlan,
-    communicator: Communicator,
+    world: Communicator,
+    replicas: Communicator,
     weight: RankWeight,
     stop: StopSignal,
     reporter: Reporter,
-    trial: LossTrial | None,
+    *,
+    trial: LossTrial | None = None,
+    validation_batches: Callable[[], Any] | None = None,
+    whole: keras.callbacks.Callback | None = None,
 ) -> list[keras.callbacks.Callback]:
-    rank, config, order = communicator.rank, job.config, CallbackOrder
-    local = not config.averages_gradients and communicator.world_size > 1
+    """Returns the callbacks of a rank, elephant's and the user's, in their order.
+
+    Args:
+        plan: How many rows each rank has.
+        weight: Of the replica, in the steps that it takes.
+        trial: Tries the losses on further rows; None where there is nothing to try.
+        validation_batches: Returns what a validation gets its batches from; None takes those of the feed.
+        whole: Has a divided model in one piece for all callbacks behind it; None where a model is not divided.
+    """
+    rank, config, order = world.rank, job.config, CallbackOrder
+    local = not config.averages_gradients and replicas.world_size > 1
     own = callbacks_of_rank(job.callbacks, rank)
-    broadcast_rate(own, communicator.world_size // config.gpus_per_worker)
-    times = StepTimes(reporter, rank, plan.world_size, feed, communicator) if job.traced else None
+    broadcast_rate(own, plan.world_size // config.gpus_per_worker)
+    times = StepTimes(reporter, rank, plan.world_size, feed, world) if job.traced else None
     evaluated = own if times is None else [*own, times]
     # Ranks that train alone do not meet after each step.
     asks, told = not local and may_stop_in_batches(job.callbacks), reporter if job.driver_reads is None else None
     callbacks: dict[CallbackOrder, list[keras.callbacks.Callback]] = {
         order.STEPS: [StepCounter(weight)],
-        order.EPOCH: [GlobalEpoch(communicator, plan, weight, feed.validation_batches, evaluated)],
+        order.EPOCH: [GlobalEpoch(replicas, weight, validation_batches or feed.validation_batches, evaluated)],
         order.OF_USER: own,
-        order.PROGRESS: [StepProgress(reporter, plan, rank, feed, communicator)],
-        order.STOP: [CollectiveStop(communicator, stop, told, weight, asks=asks)],
+        order.PROGRESS: [StepProgress(reporter, plan, rank, feed, world)],
+        order.STOP: [CollectiveStop(world, stop, told, weight, asks=asks)],
     }
-    if plan.own_steps(rank) < plan.pass_steps:
+    if weight.plan.own_steps(weight.rank) < weight.plan.pass_steps:
         callbacks[order.IDLE] = [IdleSteps(weight, keep_optimizers=local, synchronized=config.sync_batch_norm)]
     if local:
         every = config.frequency if isinstance(config.frequency, int) else None
-        averaging = WeightAveraging(communicator, weight, every=every, compression=config.compression, stop=stop)
+        averaging = WeightAveraging(replicas, weight, every=every, compression=config.compression, stop=stop)
         callbacks[order.EXCHANGE] = [averaging]
-    if job.outside and communicator.world_size > 1:
-        callbacks[order.OUTSIDE] = [OutsideVariables(job.outside, communicator, own)]
+    if job.outside and world.world_size > 1:
+        callbacks[order.OUTSIDE] = [OutsideVariables(job.outside, world, own)]
+    if whole is not None:
+        callbacks[order.WHOLE] = [whole]
     remote = RemoteFiles(own)
     if remote.is_needed:
         callbacks[order.FILES] = [remote]
     if job.driver_reads is not None:
         wait_s = config.timeouts.collective_s / 2
-        turn = DriverTurn(communicator, reporter, told=job.driver_reads, steps=plan.steps, feed=feed, wait_s=wait_s)
+        turn = DriverTurn(world, reporter, told=job.driver_reads, steps=plan.steps, feed=feed, wait_s=wait_s)
         callbacks[order.DRIVER] = [turn]
     if config.checkpoint_path is not None or job.state is not None:
-        callbacks[order.CHECKPOINT] = [CheckpointCallback(job, communicator, reporter, own=own, rows=feed.rows)]
+        callbacks[order.CHECKPOINT] = [CheckpointCallback(job, world, reporter, own=own, rows=feed.rows)]
     if trial is not None:
         callbacks[order.LOSSES] = [LossWatch(trial, allowed=config.allow_batch_coupled_loss)]
     return in_order(callbacks, times)

@@ -93,7 +93,7 @@ class TracedStep:
     Args:
         model: The model.
         averager: Averages the gradients of its step, once it is bound to the ranks; None where nothing is averaged.
-        losses: The model's losses, where gradients are averaged.
+        losses: The model's losses, where gradients are averaged, by ranks or by servers.
         hook: Pushes the gradients of its step to the servers that it is told; None where nothing is pushed.
         steps: Takes several steps; None where each is taken by itself.
     """
@@ -120,6 +120,7 @@ def traced_step(job: TrainingJob) -> TracedStep | None:
         if not job.config.is_synchronous:
             leave_loops_of_server(model, job.config)
             hook = attach_exchange(None, model) if job.config.pushes_gradients else None
+            losses = RankLosses(model, None) if job.config.trains_in_rounds and job.config.num_ranks > 1 else None
         elif job.config.num_ranks > 1 and job.config.averages_gradients:
             averager = GradientAverager(LocalCommunicator(), lambda: 0.0, bucket_bytes=job.config.bucket_bytes)
             average_gradients(model, averager)

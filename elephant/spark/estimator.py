@@ -19,8 +19,9 @@ from pyspark.sql import DataFrame
 from elephant.cluster.session import is_true, setting
 from elephant.cluster.spark_job import described
 from elephant.cluster.spark_private import reset_uid, unowned_parent
-from elephant.config import Timeouts
-from elephant.errors import ConfigurationError, brief_errors
+from elephant.config import FitConfig, Timeouts
+from elephant.driver.verification import Verification, config_to_verify, verified
+from elephant.errors import ConfigurationError, DataError, brief_errors
 from elephant.kinds import BALANCED
 from elephant.monitor.listeners import EventFile, FitListener, Listeners, mlflow_listeners
 from elephant.monitor.progress import Progress
@@ -48,7 +49,14 @@ from elephant.spark.params import (
 )
 from elephant.spark.saving.persistence import CODE, SavedParts, SavedStage
 from elephant.spark.saving.streaming import TrainingStream, start_stream
-from elephant.spark.training_data import active_session, dataset_of, is_frame, rows_of_files, rows_of_frame
+from elephant.spark.training_data import (
+    TrainingData,
+    active_session,
+    dataset_of,
+    is_frame,
+    rows_of_files,
+    rows_of_frame,
+)
 from elephant.task.rendezvous import installed_versions
 
 if TYPE_CHECKING:
@@ -101,6 +109,9 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         validationFraction: Share of the rows kept for validation, drawn by ``seed``, in [0, 1).
         mode: ``"synchronous"`` (``"sync"``), ``"asynchronous"`` (``"async"``), or ``"hogwild"``: asynchronous without
             locks at the server, which has gained no speed in measurements and loses up to a few updates per thousand.
+        aggregation: Where synchronous workers' gradients are averaged: ``"allreduce"`` among the workers, or
+            ``"server"`` at parameter servers. There workers are ordinary Spark tasks: one that is lost is started again
+            while the others wait, and dynamic allocation works. See docs/parallelism.md.
         numWorkers: Workers. In synchronous mode each needs a task slot at the same time.
         epochs: Passes over the training rows.
         batchSize: Rows per worker and step.
@@ -148,6 +159,9 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         gpusPerWorker: GPUs of each worker. Each is one rank; the worker's rows and batches are divided over them.
         gpuTransport: How GPUs reduce gradients: ``"host"`` through their hosts, or, on PyTorch and JAX, ``"nccl"``
             among themselves; ``"auto"`` takes NCCL on PyTorch where all workers share one host. See ``docs/gpus.md``.
+        distribution: On JAX, `keras.distribution.ModelParallel`, or a `LayoutMap`, by which Keras divides the layers
+            among the workers' devices: the mesh has one device for each, of which only the number counts here. None
+            gives each worker the whole model. See ``docs/parallelism.md``.
         mixedPrecision: Whether workers compute in 16 bits where the model's layers leave that open.
         checkpointPath: A folder for checkpoints of the fit, on any file system that Spark or fsspec reaches.
         checkpointEpochs: Epochs between two checkpoints.
@@ -205,6 +219,7 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         validationIndicatorCol: str | None = None,
         validationFraction: float = 0.0,
         mode: str = "synchronous",
+        aggregation: str = "allreduce",
         numWorkers: int = 1,
         epochs: int = 1,
         batchSize: int = 32,
@@ -229,6 +244,7 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         useGpu: bool | str = "auto",
         gpusPerWorker: int = 1,
         gpuTransport: str = "auto",
+        distribution: keras.distribution.ModelParallel | keras.distribution.LayoutMap | None = None,
         mixedPrecision: bool = False,
         checkpointPath: str | os.PathLike[str] | None = None,
         checkpointEpochs: int = 1,
@@ -337,33 +353,18 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
 
     def _fit(self, dataset: DataFrame | Files) -> KerasModel:
         began = time.monotonic()
-        config, selection, on_driver = fit_config(self), column_selection(self), self.getOrDefault("driverCallbacks")
-        spec = self.getModel().source
-        info, preprocessed = spec.info, optional(self, self.preprocessing) is not None
-        if optional(self, self.augmentation) is not None:
-            # It may give the classes of the rows other numbers.
-            info = replace(info, outputs=tuple(replace(output, num_classes=None) for output in info.outputs))
-        if isinstance(dataset, Files):
-            rows = rows_of_files(dataset, info, selection, config, preprocessed=preprocessed)
-        else:
-            rows = rows_of_frame(dataset, info, selection, preprocessed=preprocessed)
-        given = self.getOrDefault("callbacks")
+        config, given = fit_config(self), self.getOrDefault("callbacks")
         backup = backup_of(given)
-        job = TrainingJob(
-            spec,
-            tuple(one for one in given if one is not backup),
-            config,
-            rows.schema,
-            class_weight=class_weights(
-                optional(self, self.classWeight),
-                spec,
-                rows.trained_schema,
-                rows.rows_of if rows.target_schema is None else None,
+        rows = self._rows(dataset, config)
+        job = replace(
+            self._job(rows, config),
+            callbacks=tuple(one for one in given if one is not backup),
+            driver_callbacks=tuple(
+                one for one in self.getOrDefault("driverCallbacks") if not isinstance(one, FitListener)
             ),
-            preprocessing=replace(batch_functions(self), target_schema=rows.target_schema),
-            driver_callbacks=tuple(one for one in on_driver if not isinstance(one, FitListener)),
             traced=optional(self, self.eventsPath) is not None and is_traced(rows.source.session),
         )
+        spec = job.model
         about: dict[str, Any] = {
             "model": repr(spec),
             "options": chosen_values(self),
@@ -388,6 +389,76 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
             reset_uid(fitted, self.uid)
             listeners.fitted = self._copyValues(fitted)
             return listeners.fitted
+
+    def _rows(self, dataset: DataFrame | Files, config: FitConfig) -> TrainingData:
+        info, selection = self.getModel().source.info, column_selection(self)
+        preprocessed = optional(self, self.preprocessing) is not None
+        if optional(self, self.augmentation) is not None:
+            # It may give the classes of the rows other numbers.
+            info = replace(info, outputs=tuple(replace(output, num_classes=None) for output in info.outputs))
+        if isinstance(dataset, Files):
+            return rows_of_files(dataset, info, selection, config, preprocessed=preprocessed)
+        return rows_of_frame(dataset, info, selection, preprocessed=preprocessed)
+
+    def _job(self, rows: TrainingData, config: FitConfig) -> TrainingJob:
+        """Returns the job of a fit on some rows, without callbacks."""
+        spec = self.getModel().source
+        weights = class_weights(
+            optional(self, self.classWeight),
+            spec,
+            rows.trained_schema,
+            rows.rows_of if rows.target_schema is None else None,
+        )
+        preprocessing = replace(batch_functions(self), target_schema=rows.target_schema)
+        return TrainingJob(spec, (), config, rows.schema, class_weight=weights, preprocessing=preprocessing)
+
+    @brief_errors
+    def verify(self, dataset: Dataset, rows: int = 1000) -> Verification:
+        """Trains on some rows with two workers and with one process of Keras, and says how far apart they are.
+
+        Both sides are processes of this machine, and take two epochs in the same global batches, in the order of the
+        rows. The options are those of the estimator as far as they change what a step computes; shuffling, callbacks,
+        augmentation, validation, checkpoints and GPUs have no part.
+
+        Args:
+            dataset: What `fit` takes.
+            rows: How many of its rows are brought to this machine: the first that Spark hands on. Two at least.
+
+        Raises:
+            ConfigurationError: The estimator trains asynchronously, where nothing is to be equal; or as in `fit`.
+            DataError: There are fewer than two rows, or values that cannot be trained on.
+            WorkerFailure: One of the processes failed, with its traceback.
+
+        Examples:
+            >>> print(estimator.verify(train_df))  # doctest: +SKIP
+        """
+        given = fit_config(self)
+        if given.trains_in_rounds:
+            raise ConfigurationError(
+                "verify: expected aggregation='allreduce', whose ranks it runs on this machine. Received: "
+                "aggregation='server'."
+            )
+        if not given.is_synchronous:
+            raise ConfigurationError(
+                "verify: expected mode='synchronous', in which workers give what one process gives. Received: "
+                f"mode={given.mode!r}, whose workers go on without each other: there is nothing to be equal to."
+            )
+        if given.distribution is not None:
+            raise ConfigurationError(
+                "verify: expected workers of which each has the whole model, as they are when they average gradients. "
+                "Received: a distribution, with which JAX computes as one process does. Leave it out to verify."
+            )
+        if isinstance(rows, bool) or not isinstance(rows, int) or rows < 2:
+            raise ConfigurationError(f"rows: expected a whole number, 2 or more. Received: {rows!r}.")
+        found, config, estimator = dataset_of(dataset), config_to_verify(given), self.copy()
+        estimator.clear(estimator.validationIndicatorCol)
+        data = estimator._rows(found if isinstance(found, Files) else found.limit(rows), config)
+        job = estimator._job(data, config)
+        with described(data.source.session, "verify"):
+            taken = data.take(rows)
+        if taken is None:
+            raise DataError("verify: expected two rows or more. Received: none.")
+        return verified(replace(job, preprocessing=replace(job.preprocessing, augment=None)), taken)
 
     @brief_errors
     def fit_stream(

@@ -28,11 +28,11 @@ from pyspark.sql.types import (
 
 from elephant.cluster.row_source import RecordFiles
 from elephant.cluster.spark_private import parsed_type
+from elephant.data.delta import delta_files
 from elephant.data.file_sources import PlannedFiles
 from elephant.data.parquet import (
     ParquetFile,
     ParquetFiles,
-    delta_files,
     partition_texts,
     read_footers,
     typed_partitions,
@@ -211,7 +211,15 @@ def _format_of_file(url: str, file: Found) -> str | None:
 @file_format("parquet", title="Parquet", names=r"\.(parquet|parq|pq)$", magic=b"PAR1")
 def _open_parquet(listing: FileListing) -> Opened:
     types, constants = typed_partitions([partition_texts(file.path[len(listing.root) :]) for file in listing.found])
-    return _with_footers(listing.url, listing.found, types, constants)
+    footers = read_footers(listing.url, listing.found)
+    first = footers[0][0]
+    own = pa.schema([column for column in first.columns if column.name not in types])
+    columns = StructType([*spark_schema(own, first.spark).fields, *spark_schema(pa.schema(list(types.items()))).fields])
+    files = tuple(
+        ParquetFile(file, rows, values)
+        for file, (_, rows), values in zip(listing.found, footers, constants, strict=True)
+    )
+    return Opened(columns, ParquetFiles(listing.url, files, types))
 
 
 @file_format("delta", title="Delta", folder="_delta_log")
@@ -219,17 +227,7 @@ def _open_delta(listing: FileListing) -> Opened:
     table = delta_files(listing.url)
     if not table.found:
         raise DataError(f"path: expected a Delta table with rows. Received: {listing.url!r}, which has no file.")
-    return _with_footers(listing.url, table.found, table.constant_types, table.constants)
-
-
-def _with_footers(
-    url: str, found: Sequence[Found], types: dict[str, Any], constants: Sequence[dict[str, Any]]
-) -> Opened:
-    first, groups = read_footers(url, found)
-    own = pa.schema([column for column in first.columns if column.name not in types])
-    columns = StructType([*spark_schema(own, first.spark).fields, *spark_schema(pa.schema(list(types.items()))).fields])
-    files = tuple(ParquetFile(file, rows, values) for file, rows, values in zip(found, groups, constants, strict=True))
-    return Opened(columns, ParquetFiles(url, files, types))
+    return Opened(spark_schema(table.schema.columns, table.schema.spark), table.planned(listing.url))
 
 
 @file_format("tfrecord", title="TFRecord", names=r"\.tfr(ecords?)?(-\d+-of-\d+)?(\.gz)?$", takes_schema=True)

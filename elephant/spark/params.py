@@ -25,11 +25,13 @@ from pyspark.ml.param.shared import (
 )
 
 from elephant.backends import BACKENDS, current
+from elephant.backends.keras_private import layout_map_of
 from elephant.cluster.spark_private import set_params, unowned_parent
 from elephant.compression import check_compression
 from elephant.config import FitConfig
 from elephant.driver.driver_callbacks import check_asynchronous_callbacks
 from elephant.errors import ConfigurationError, ElephantError, UnsupportedError
+from elephant.kinds import DISTRIBUTION
 from elephant.modeling.model_info import ModelInfo
 from elephant.monitor.listeners import FitListener
 from elephant.options import (
@@ -157,7 +159,7 @@ def _converter(option: Option) -> Callable[[Any], Any]:
         if given is None and option.takes_none:
             return None
         try:
-            value = option.kind.value_of(given)
+            value = option.kind.value_of(_plain_distribution(given))
         except (ElephantError, TypeError):
             raise
         except ValueError as error:
@@ -167,6 +169,13 @@ def _converter(option: Option) -> Callable[[Any], Any]:
         return value
 
     return convert
+
+
+def _plain_distribution(given: Any) -> Any:
+    """Returns a `ModelParallel` as JSON has it: its devices are made in the workers; anything else as it is."""
+    if not isinstance(given, keras.distribution.ModelParallel):
+        return given
+    return {**DISTRIBUTION.value_of(layout_map_of(given)), "batch_dim_name": given.batch_dim_name}
 
 
 # Spark's own code finds params by these classes. Those of elephant keep their names, and take more values than Spark's.
@@ -301,12 +310,13 @@ def check_fit(
     info.check_normalization(config)
     check_compression(config.compression)
     check_transport(config.gpu_transport)
+    check_distribution(config)
     if config.is_synchronous:
         check_callbacks(callbacks)
     else:
         check_encoding(config.compression)
         config.check_background_exchange()
-        check_asynchronous_callbacks(callbacks)
+        check_asynchronous_callbacks(callbacks, in_rounds=config.trains_in_rounds)
 
 
 def check_transport(transport: str) -> None:
@@ -317,4 +327,15 @@ def check_transport(transport: str) -> None:
         raise UnsupportedError(
             f"gpuTransport: expected 'auto' or 'host' with the Keras backend {backend.name!r}, whose gradients go "
             f"through the host. Received: 'nccl'. Pass 'host', or set KERAS_BACKEND to {' or '.join(able)}."
+        )
+
+
+def check_distribution(config: FitConfig) -> None:
+    """Raises UnsupportedError where a model is to be divided by a backend that does not divide any."""
+    backend = current()
+    if config.distribution is not None and not backend.divides_models:
+        able = [name for name, other in BACKENDS.items() if other.divides_models]
+        raise UnsupportedError(
+            f"distribution: expected the Keras backend {' or '.join(able)}, which divides a model's layers among the "
+            f"workers. Received: {backend.name!r}. Set KERAS_BACKEND, or leave distribution out."
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from elephant.spark.columns.column_types import (
 from elephant.spark.columns.spark_types import spark_schema
 from elephant.spark.file_formats import Files, open_files
 from elephant.spark.hadoop_files import running_session
+from elephant.task.partition_statistics import first_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -149,6 +151,21 @@ class TrainingData:
     def trained_schema(self) -> DataSchema:
         """Schema of the model's input."""
         return self.schema if self.target_schema is None else self.target_schema
+
+    def take(self, count: int) -> pa.RecordBatch | None:
+        """Returns the prepared columns of the first rows; None when there are none.
+
+        Args:
+            count: How many, at most. Each partition sends no more than so many.
+        """
+        results = self.source.run(functools.partial(first_rows, count), barrier=False)
+        batches = [batch for result in results for batch in pa.ipc.open_stream(bytes(result["result"]))]
+        if not batches:
+            return None
+        # One batch, whatever the number of chunks.
+        places = range(batches[0].num_columns)
+        columns = [pa.concat_arrays([batch.column(place) for batch in batches]) for place in places]
+        return pa.RecordBatch.from_arrays(columns, schema=batches[0].schema).slice(0, count)
 
 
 def rows_of_frame(frame: DataFrame, info: ModelInfo, selection: ColumnSelection, *, preprocessed: bool) -> TrainingData:

@@ -9,11 +9,13 @@ file first.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
 import shutil
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,10 @@ _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):(//)?")
 _ROOT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:(//[^/]*|(?=/))")
 # Hadoop's names of what Arrow calls otherwise.
 _ALIASES = {"s3a": "s3", "s3n": "s3"}
+_CREDENTIALS = (
+    "Credentials come from the environment, the files or the role of the host (AWS_ACCESS_KEY_ID, ~/.aws), not from "
+    "Spark's settings."
+)
 
 
 def local_folder() -> str:
@@ -92,8 +98,8 @@ def local_form(path: str) -> str:
 
 def spark_form(path: str) -> str:
     """Returns the path by which Spark finds a file of a mount; elsewhere than on Databricks, paths stay as they are."""
-    if os.environ.get(_RUNTIME) and path.startswith(_DBFS):
-        return "dbfs:/" + path.removeprefix(_DBFS).lstrip("/")
+    if os.environ.get(_RUNTIME) and f"{path}/".startswith(_DBFS):
+        return "dbfs:/" + path[len(_DBFS) :].lstrip("/")
     return path
 
 
@@ -103,7 +109,7 @@ def is_mounted(path: str) -> bool:
     >>> is_mounted("dbfs:/models/a"), is_mounted("/Volumes/c/s/v/a"), is_mounted("/data/a")
     (True, True, False)
     """
-    return local_form(path).startswith((_DBFS, _VOLUMES))
+    return f"{local_form(path)}/".startswith((_DBFS, _VOLUMES))
 
 
 def url_root(path: str) -> str:
@@ -119,7 +125,7 @@ def url_root(path: str) -> str:
 def mounted_here(path: str) -> Path | None:
     """Returns the place of a mount's file on this machine; None for other paths, and where there is no such mount."""
     local = local_form(path)
-    if local.startswith(_DBFS):
+    if f"{local}/".startswith(_DBFS):
         return Path(local) if os.path.isdir(_DBFS) else None
     # /Volumes alone says nothing: every Mac has one. A volume is there, or is made elsewhere.
     volume = _VOLUMES + "/".join(local.removeprefix(_VOLUMES).split("/")[:_VOLUME_PARTS])
@@ -201,20 +207,34 @@ def list_files(url: str) -> tuple[str, list[Found]]:
     Names that begin with ``_`` or ``.`` are left out, as Spark leaves them out.
 
     Raises:
-        ConfigurationError: There is nothing there.
+        ConfigurationError: There is nothing there, or nothing that this process may read.
     """
     from pyarrow import fs as arrow_fs
 
     system, root = open_file_system(url)
-    about = system.get_file_info(root)
+    with _readable(url):
+        about = system.get_file_info(root)
     if about.type == arrow_fs.FileType.NotFound:
         raise ConfigurationError(f"path: expected a file or a folder. Received: {url!r}, where there is none.")
     if about.type == arrow_fs.FileType.File:
         return root, [_found(about)]
     root = root.rstrip("/") or "/"
-    below = system.get_file_info(arrow_fs.FileSelector(root, recursive=True))
+    with _readable(url):
+        below = system.get_file_info(arrow_fs.FileSelector(root, recursive=True))
     files = [_found(info) for info in below if info.type == arrow_fs.FileType.File and info.size]
     return root, sorted((file for file in files if not is_hidden(file.path[len(root) :])), key=lambda file: file.path)
+
+
+@contextlib.contextmanager
+def _readable(url: str) -> Iterator[None]:
+    """Turns a file system's refusal into an error that says where credentials come from."""
+    try:
+        yield
+    except OSError as error:
+        remedy = _CREDENTIALS if url_root(url) else "See who may read it."
+        raise ConfigurationError(
+            f"path: expected a path that this process may read. Received: {url!r}: {error}. {remedy}"
+        ) from error
 
 
 def is_hidden(path: str) -> bool:
@@ -232,7 +252,8 @@ def has_folder(url: str, name: str) -> bool:
     from pyarrow import fs as arrow_fs
 
     system, root = open_file_system(url)
-    about = system.get_file_info(f"{root.rstrip('/')}/{name}")
+    with _readable(url):
+        about = system.get_file_info(f"{root.rstrip('/')}/{name}")
     return bool(about.type == arrow_fs.FileType.Directory)
 
 
@@ -245,8 +266,15 @@ def find_file(system: Any, path: str) -> Found | None:
 
 
 def refuse_other_file(system: Any, file: Found) -> None:
-    """Raises DataError when a file is no longer what it was, or was never here."""
-    now = find_file(system, file.path)
+    """Raises DataError when a file is no longer what it was, was never here, or may not be read here."""
+    try:
+        now = find_file(system, file.path)
+    except OSError as error:
+        raise DataError(
+            f"{file.path}: expected a file that this host may read, which the driver has listed. Received: {error}. "
+            f"{_CREDENTIALS} Executors do not have the driver's: set theirs (spark.executorEnv.AWS_ACCESS_KEY_ID), "
+            "give their hosts a role, or pass a DataFrame, whose rows Spark reads."
+        ) from error
     if now is None:
         raise DataError(
             f"{file.path}: expected the file that the driver has seen. Received: no such file on this executor. "

@@ -598,6 +598,8 @@ def _reply(connection: socket.socket, message: dict[str, Any], descriptors: Sequ
 def main() -> None:
     """Runs the server: ``FOLDER KEY LISTENER LOCK EXECUTOR_PID EXECUTOR_START BACKEND MODULES``."""
     folder, key, listener, lock, process, start, backend, modules = sys.argv[1:9]
+    # Signals to the group of Spark's daemon, or of a terminal, are not for it.
+    os.setpgid(0, 0)
     server = ForkServer(
         Path(folder),
         key,

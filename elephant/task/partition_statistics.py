@@ -1,4 +1,5 @@
-"""Statistics of a partition's columns, for preprocessing layers; `elephant.spark.columns.column_statistics` joins them.
+"""Questions of the driver to a partition: its first rows, and statistics of its columns for preprocessing layers, which
+`elephant.spark.columns.column_statistics` joins.
 
 No Keras is imported, but by `tokens_of_partition`, which runs the layer itself.
 """
@@ -18,8 +19,28 @@ from elephant.data.ragged import RaggedArray, Values, strings
 from elephant.data.schema import TEXT, DataSchema, Field
 from elephant.data.to_numpy import is_list, to_values
 from elephant.errors import DataError
+from elephant.task.specs import result_row
 
 VALUE = "value"
+
+
+def first_rows(count: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yields the first rows of a partition as one result, an Arrow stream; nothing where there are none.
+
+    Args:
+        count: How many, at most.
+    """
+    kept: list[pa.RecordBatch] = []
+    for batch in batches:
+        kept.append(batch.slice(0, count - sum(part.num_rows for part in kept)))
+        if sum(part.num_rows for part in kept) >= count:
+            break
+    if kept:
+        output = pa.BufferOutputStream()
+        with pa.ipc.new_stream(output, kept[0].schema) as writer:
+            for batch in kept:
+                writer.write_batch(batch)
+        yield result_row(0, output.getvalue().to_pybytes())
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from pyspark import cloudpickle
 
 from elephant.data.casting import lists_of, prepared_batches, prepared_column
 from elephant.data.ragged import RaggedArray, Values, take_rows
-from elephant.data.schema import DENSE, FEATURES, RAGGED, SPARSE, TEXT, DataSchema, Field, Nest, role_of
+from elephant.data.records import RecordPlan
+from elephant.data.schema import DENSE, FEATURES, RAGGED, SPARSE, TEXT, DataSchema, Field, Nest, pack, role_of
 from elephant.data.to_arrow import to_arrow
 from elephant.data.to_numpy import is_binary, is_list
 from elephant.errors import SchemaError
@@ -376,6 +377,15 @@ def _rows(values: Values) -> list[np.ndarray]:
     if isinstance(values, RaggedArray):
         return [values.buffers[0][start:stop] for start, stop in itertools.pairwise(values.offsets)]
     return list(values)
+
+
+def predict_records(prediction: Prediction, plan: RecordPlan, records: Iterable[Any]) -> Iterator[Any]:
+    """Yields the predictions for one partition of an RDD; ``mapPartitions`` runs it."""
+    chunks = (batch.columns for batch in plan.batches(records))
+    for batches in prediction.model.compute(functools.partial(predict_chunks, prediction), chunks):
+        for outputs in batches:
+            for row in zip(*map(_rows, outputs), strict=True):
+                yield pack(prediction.outputs, row)
 
 
 def predict_structs(

@@ -356,7 +356,8 @@ def _run_server(
     arguments = [folder, key, listener, lock, executor, started, backend, ",".join(_PRELOADED)]
     command = [sys.executable, "-m", "elephant.task.forkserver", *map(str, arguments)]
     os.set_inheritable(lock, True)
-    # The shell ends at once, so that the server is nobody's child: Spark ends Python workers as it likes.
+    # The shell ends at once, so that the server is nobody's child: Spark ends Python workers as it likes. It stays in
+    # the session of its executor, to which YARN counts the memory of processes without a parent.
     done = subprocess.run(
         ["/bin/sh", "-c", '"$@" &', "sh", *command],
         env={**_read_at_import(environment), "PYTHONUNBUFFERED": "1"},
@@ -364,7 +365,6 @@ def _run_server(
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         pass_fds=(listener, lock),
-        start_new_session=True,
         check=False,
     )
     if done.returncode:

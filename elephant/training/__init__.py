@@ -1,1 +1,1 @@
-"""Names that users' models and fits hold: decoding of images, warm-up of the learning rate."""
+"""Names that users' models and fits hold: images, warm-up of the learning rate, operations of all ranks."""

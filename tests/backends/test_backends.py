@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import pytest
 from asynchronous_fit import AsynchronousFit
+from gradients_over_ranks import VALUE, assert_equal_to_one_process, rank_gradients, rows_of
 from keras_reference import classifier_data, fit_one_process, global_batches, job_for, largest_difference, split
 from rank_pool import RankError, RankPool
 
@@ -181,6 +182,10 @@ def test_loop_of_ones_own_when_ranks_have_different_rows_then_equals_one_process
     expected, _ = fit_one_process(model, [columns] * 3, epochs=1)
     for weights in found:
         assert largest_difference(weights, expected) <= 1e-5
+
+
+def test_gradients_when_ranks_compute_losses_together_then_equal_one_process(pool):
+    assert_equal_to_one_process(pool.run(rank_gradients, [(*rows_of(rank), VALUE) for rank in range(3)]))
 
 
 SCRIPT = """

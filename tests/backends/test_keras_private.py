@@ -17,7 +17,7 @@ from elephant.parameter_server.optimizers import OPTIMIZERS
 
 CHECKS = {}
 # Backends on which an entry is used; the others are used on all.
-ONLY_ON = {"train_function": "jax"}
+ONLY_ON = {"train_function": "jax", "give_layout": "jax"}
 
 
 def check(function):
@@ -79,6 +79,84 @@ def modules_apart(made):
 def is_autocast(made):
     assert private.is_autocast(keras.Variable([1.0]))
     assert not private.is_autocast(keras.Variable([1.0], autocast=False))
+
+
+def without_value():
+    """Returns a variable that waits for its value: Keras' next scope gives it one, unless it is made to forget it."""
+    with keras.StatelessScope(initialize_variables=False):
+        return keras.Variable(keras.initializers.Constant(3.0), shape=(2,))
+
+
+@check
+def has_value(made):
+    variable = without_value()
+    private.forget_waiting_variables()
+    assert not private.has_value(variable) and private.has_value(made.dense.kernel)
+
+
+@check
+def initialize_variable(made):
+    variable = without_value()
+    private.forget_waiting_variables()
+    private.initialize_variable(variable)
+    assert private.has_value(variable) and float(ops.sum(variable.value)) == 6.0
+
+
+@check
+def forget_waiting_variables(made):
+    variable = without_value()
+    private.forget_waiting_variables()
+    with keras.StatelessScope():
+        pass
+    assert not private.has_value(variable)
+
+
+def mesh_of_one():
+    return keras.distribution.DeviceMesh((1,), ["model"], devices=["cpu:0"])
+
+
+@check
+def give_layout(made):
+    variable, mesh = keras.Variable([1.0, 2.0]), mesh_of_one()
+    given = keras.distribution.TensorLayout(["model"], mesh)
+    layout_of = keras.distribution.DataParallel(mesh).get_variable_layout
+    private.give_layout(variable, given)
+    variable.assign([3.0, 4.0])
+    assert layout_of(variable) is given and variable.value.sharding.device_set == {*mesh.backend_mesh.devices}
+    private.give_layout(variable, None)
+    assert layout_of(variable).axes == (None,)
+
+
+@check
+def layout_map_of(made):
+    rules = keras.distribution.LayoutMap(mesh_of_one())
+    rules["kernel"] = (None, "model")
+    assert private.layout_map_of(keras.distribution.ModelParallel(layout_map=rules)) is rules
+
+
+@check
+def functional_graph(made):
+    assert private.functional_graph(made.model) is made.model
+    assert len(private.functional_graph(made.inner).inputs) == 1
+    assert private.functional_graph(made.dense) is None and private.functional_graph(keras.Sequential()) is None
+
+
+@check
+def calls_in_order(made):
+    assert [node.operation for node in private.calls_in_order(made.model)] == [made.added, made.inner]
+
+
+@check
+def standardized_inputs(made):
+    [found] = private.standardized_inputs(private.functional_graph(made.inner), [ops.ones((2, 3), "int32")])
+    assert (tuple(found.shape), keras.backend.standardize_dtype(found.dtype)) == ((2, 3), "float32")
+
+
+@check
+def with_training(made):
+    rows = ops.convert_to_tensor([[1.0], [3.0]])
+    before = ops.convert_to_numpy(made.norm(rows, training=True))
+    np.testing.assert_array_equal(ops.convert_to_numpy(private.with_training(made.norm, True)(rows)), before)
 
 
 @check

@@ -55,6 +55,8 @@ def test_arguments_when_they_are_wrong_then_exits_with_2_and_says_which(argument
         (["doctor", "--help"], "0 a fit would work; 1 a fit would fail; 2 wrong arguments"),
         (["run", "--help"], "elephant run train.py --num-workers 4 -- --epochs 3"),
         (["bench", "--help"], "--workers VALUE"),
+        (["verify", "--help"], "elephant verify MODEL ROWS"),
+        (["doctor", "--help"], "--fit"),
         (["--version"], f"elephant {__version__}"),
     ],
 )

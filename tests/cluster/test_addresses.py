@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tables import every_case
 
-from elephant.cluster.addresses import choose_driver_addresses, driver_addresses, master_addresses, own_address
+from elephant.cluster import addresses
+from elephant.cluster.addresses import (
+    choose_driver_addresses,
+    driver_addresses,
+    master_addresses,
+    own_address,
+    resource_managers,
+)
 from elephant.errors import ClusterError, NetworkError
 
 NAMES = {
@@ -87,7 +94,7 @@ def test_driver_addresses_when_settings_can_work_then_are_numbers_that_executors
             "debian",
             None,
             "yarn",
-            r"'debian', which is 127.0.1.1 .* 'yarn'. Its URL does not say .* Set spark.driver.host",
+            r"'debian', which is 127.0.1.1 .* 'yarn'. Nothing says where .* Set spark.driver.host",
         ),
         ("debian", None, "spark://gone:7077", "Cannot reach gone:7077: no route. Set spark.driver.host"),
         ("debian", "127.0.0.1", REMOTE, "listens on 127.0.0.1 alone, and reaches the master from 10.0.0.5"),
@@ -125,6 +132,68 @@ def test_driver_addresses_whatever_is_set_then_are_numeric_and_of_one_family_or_
     assert not reached.is_unspecified
     # A loopback only on this machine, or where the user gave the number.
     assert not reached.is_loopback or master.startswith("local") or host == "::1"
+
+
+@every_case(
+    ("places", "expected"),
+    [
+        ([("master", 7077)], ("10.0.0.5", "10.0.0.5")),
+        ([("gone", 8032), ("master", 7077)], ("10.0.0.5", "10.0.0.5")),
+        ([("gone", 8032)], "Cannot reach gone:8032"),
+        ([], "Nothing says where the master is"),
+    ],
+)
+def test_driver_addresses_when_a_name_leads_back_on_yarn_then_its_resource_managers_tell_the_way(places, expected):
+    def choose():
+        return choose_driver_addresses(
+            "debian", None, master="yarn", resource_managers=lambda: places, resolve=resolved, towards=towards
+        )
+
+    if isinstance(expected, tuple):
+        assert choose() == expected
+        return
+    with pytest.raises(ClusterError, match=expected):
+        choose()
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"yarn.resourcemanager.address": "rm:8050"}, [("rm", 8050)]),
+        # Hadoop's default, which says nothing.
+        ({"yarn.resourcemanager.address": "0.0.0.0:8032"}, []),
+        ({}, []),
+        (
+            {
+                "yarn.resourcemanager.ha.rm-ids": "one, two",
+                "yarn.resourcemanager.address.one": "a:8032",
+                "yarn.resourcemanager.address.two": "b",
+                "yarn.resourcemanager.address": "0.0.0.0:8032",
+            },
+            [("a", 8032), ("b", 8032)],
+        ),
+        # As clusters mostly have them: names alone, and addresses of a port of their own.
+        (
+            {
+                "yarn.resourcemanager.ha.rm-ids": "one,two",
+                "yarn.resourcemanager.hostname.one": "a",
+                "yarn.resourcemanager.hostname.two": "b",
+                "yarn.resourcemanager.address.two": "b:8050",
+            },
+            [("a", 8032), ("b", 8050)],
+        ),
+    ],
+)
+def test_resource_managers_when_hadoop_s_settings_are_read_then_are_where_applications_go(
+    settings, expected, monkeypatch
+):
+    class JavaContext:
+        def hadoopConfiguration(self):
+            return settings
+
+    monkeypatch.setattr(addresses, "jvm_context", lambda session: session)
+    monkeypatch.setattr(addresses, "java_context", lambda context: JavaContext())
+    assert resource_managers("a session") == expected
 
 
 def test_driver_addresses_when_a_session_names_its_host_then_the_driver_resolves_it():

@@ -50,7 +50,7 @@ if __name__ == "__main__":
 """
 
 TWICE_AND_NO_STOP = """
-import json
+import json, os
 from elephant.cluster.local import local_session
 from elephant.errors import ClusterError
 
@@ -61,6 +61,8 @@ if __name__ == "__main__":
     except ClusterError as error:
         refusal = str(error)
     first.stop()
+    # Java starts with one garbage collector alone.
+    os.environ["JAVA_TOOL_OPTIONS"] = "-XX:+UseSerialGC"
     second = local_session(1)
     print(json.dumps({"refusal": refusal, "count": second.range(7).count()}))
 """

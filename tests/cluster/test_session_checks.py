@@ -79,6 +79,14 @@ def test_dynamic_allocation_when_checked_then_says_what_to_set(conf, synchronous
     assert remedy in found.remedy
 
 
+def test_dynamic_allocation_when_all_workers_are_needed_at_once_then_must_have_room_for_them():
+    conf = {**DYNAMIC, "spark.dynamicAllocation.maxExecutors": "4"}
+    about = {"num_workers": 4, "synchronous": False, "together": True}
+    assert check_dynamic_allocation(conf, **about).status != "failure"
+    found = check_dynamic_allocation(conf, **about, servers=1)
+    assert found.status == "failure" and "1 parameter servers and 4 workers at the same time" in found.expected
+
+
 @every_case(
     ("conf", "status", "named"),
     [
@@ -191,7 +199,9 @@ def test_barrier_check_when_slots_cannot_be_counted_then_its_patience_matters(co
         ({}, 384),
         ({"spark.executor.memory": "8g"}, 819),
         ({"spark.executor.memory": "8g", "spark.executor.memoryOverheadFactor": "0.5"}, 4096),
-        ({"spark.master": "k8s://https://host", "spark.executor.memory": "4g"}, 1638),
+        # As Spark asks for pods, see tests/kubernetes: the second one for a driver in a pod.
+        ({"spark.master": "k8s://https://host", "spark.executor.memory": "2g"}, 384),
+        ({"spark.executor.memory": "4g", "spark.kubernetes.memoryOverheadFactor": "0.4"}, 1638),
         ({"spark.executor.memory": "8g", "spark.executor.memoryOverhead": "1500"}, 1500),
     ],
 )
@@ -215,7 +225,8 @@ def test_overhead_when_reckoned_then_is_sparks(conf, megabytes):
             },
             "ok",
         ),
-        ({"spark.master": "k8s://https://host", "spark.executor.memory": "4g"}, "ok"),
+        ({"spark.master": "k8s://https://host", "spark.executor.memory": "4g"}, "warning"),
+        ({"spark.master": "k8s://https://host", "spark.executor.memoryOverhead": "750m"}, "ok"),
     ],
 )
 def test_memory_when_a_manager_limits_it_then_training_processes_must_fit(conf, status):

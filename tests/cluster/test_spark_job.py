@@ -107,6 +107,10 @@ def test_job_when_the_wait_for_it_is_interrupted_then_still_runs_and_is_cancelle
         ("Job 7 cancelled because Stage 9 was cancelled", "Stage 9"),
         ("Job 1 cancelled because SparkContext was shut down", "SparkContext was shut down"),
         ("[OPERATION_CANCELED] Operation has been canceled. SQLSTATE: HY008", "has been canceled"),
+        (
+            'NullPointerException: the return value of "org.apache.spark.SparkContext.dagScheduler()" is null',
+            "SparkContext was shut down",
+        ),
     ],
 )
 def test_cancellation_when_spark_says_it_in_any_way_then_is_an_error_of_its_own(said, kept):

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 from leaks import nothing_left_behind  # noqa: F401  (a fixture that every test here uses)
+from rank_threads import outcomes_of_threads
 
-from elephant.collective import bootstrap, form_collective
+from elephant.collective import connector
 from elephant.collective.operation import AlgorithmThresholds
 from elephant.collective.topology import host_key
-from elephant.net import Listener
 
-TOKEN = b"0123456789abcdef-right"
 SMALL = AlgorithmThresholds(
     small_bytes=64, rounds_bytes=4096, piece_bytes=64, threaded_bytes=2000, block_bytes=64, staged_bytes=128
 )
@@ -36,40 +35,13 @@ def run_world(monkeypatch):
     """
 
     def run(world_size, function, *, hosts=None, transport="auto", sizes=None, operation_timeout_s=30.0):
-        listeners = [Listener.bind("127.0.0.1") for _ in range(world_size)]
-        addresses = [listener.address for listener in listeners]
-        outcomes = [None] * world_size
-
         def key_of_this_rank():
             return hosts[int(threading.current_thread().name.split("-")[-1])]
 
-        monkeypatch.setattr(bootstrap, "host_key", host_key if hosts is None else key_of_this_rank)
-
-        def live(rank):
-            try:
-                with form_collective(
-                    rank,
-                    addresses,
-                    listeners[rank],
-                    TOKEN,
-                    "run",
-                    30.0,
-                    operation_timeout_s=operation_timeout_s,
-                    transport=transport,
-                    thresholds=sizes,
-                ) as collective:
-                    outcomes[rank] = function(collective)
-            except Exception as error:
-                outcomes[rank] = error
-
-        threads = [threading.Thread(target=live, args=(rank,), name=f"test-rank-{rank}") for rank in range(world_size)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(90)
-        for listener in listeners:
-            listener.close()
-        return outcomes
+        monkeypatch.setattr(connector, "host_key", host_key if hosts is None else key_of_this_rank)
+        return outcomes_of_threads(
+            world_size, function, operation_timeout_s=operation_timeout_s, transport=transport, thresholds=sizes
+        )
 
     return run
 
@@ -110,11 +82,14 @@ def start_processes():
     processes = []
 
     def start(world_size, scenario, *, timeout_s=60.0, transport="auto", network=None):
-        """With a network, the ranks take turns in its two namespaces."""
+        """With a network, the ranks take turns in its namespaces."""
         for rank in range(world_size):
             prefix, host = ([], "127.0.0.1")
             if network is not None:
-                prefix, host = network.hosts[rank % 2].prefix, network.hosts[rank % 2].address
+                prefix, host = (
+                    network.hosts[rank % len(network.hosts)].prefix,
+                    network.hosts[rank % len(network.hosts)].address,
+                )
             orders = {"host": host, "scenario": scenario, "timeout_s": timeout_s, "transport": transport}
             processes.append(RankProcess(rank, prefix, **orders))
         addresses = [process.hear() for process in processes]

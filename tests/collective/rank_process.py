@@ -43,7 +43,36 @@ def use_everything(collective, rank):
         results.append([float(part.mean()) for part in collective.allgather(array[: count - rank])])
         results.append(float(collective.broadcast(array, root=1)[-1]))
         results.append(float(collective.reduce_scatter(array)[-1]))
+    return results + use_groups(collective, rank)
+
+
+def use_groups(collective, rank):
+    """Messages round a ring, and an alltoall, in a group of the four ranks in another order."""
+    group = collective.new_group([3, 1, 0, 2])
+    results = []
+    for count in (10, 1_000_000):
+        group.send([np.full(count, rank, np.float32)], (group.rank + 1) % 4)
+        results.append(float(group.recv((group.rank - 1) % 4)[0].mean()))
+        parts = [np.full((count, 1), 10.0 * rank + other, np.float32) for other in group.ranks]
+        results.append([float(part.mean()) for part in group.alltoall(parts)])
     return results
+
+
+def exchange_without_end(collective, rank):
+    group = collective.new_group([3, 1, 0, 2])
+    while True:
+        group.alltoall([np.ones((100_000, 1), np.float32)] * 4)
+
+
+def wait_in_groups(collective, rank):
+    """Ranks 0 and 1 reduce in a group without end; 2 waits for a message of 3, and 3 for 2 in another group."""
+    first, second = collective.new_group([0, 1]), collective.new_group([3, 2])
+    if rank < 2:
+        reduce_without_end(first, rank)
+    elif rank == 2:
+        collective.recv(3)
+    else:
+        second.barrier()
 
 
 def reduce_after_a_rest(collective, rank):

@@ -4,9 +4,9 @@ import time
 
 import numpy as np
 import pytest
-from leaks import no_descriptor_free
+from leaks import no_descriptor_free, open_descriptors
 
-from elephant.collective import LocalCommunicator, form_collective
+from elephant.collective import LocalCommunicator, bootstrap, form_collective
 from elephant.errors import (
     AuthenticationError,
     ConfigurationError,
@@ -128,6 +128,11 @@ def test_world_when_a_rank_has_no_descriptor_left_then_ends_in_seconds_and_says_
         # It listens once its thread accepts.
         while rank.is_alive() and "elephant-collective-accept-0-1" not in {each.name for each in threading.enumerate()}:
             time.sleep(0.01)
+        # It closes the socket whose duplicate it listens on.
+        before = None
+        while (now := open_descriptors()) != before:
+            before = now
+            time.sleep(0.2)
         with no_descriptor_free():
             other.connect(listeners[0].address)
             rank.join(30)
@@ -152,3 +157,10 @@ def test_an_unknown_transport_raises(listeners):
 def test_a_token_that_is_too_short_raises(listeners):
     with pytest.raises(ConfigurationError, match="expected at least 16 random bytes"):
         form_collective(0, [listener.address for listener in listeners], listeners[0], b"short", "run", 1)
+
+
+def test_world_when_few_files_may_be_open_then_every_rank_has_raised_the_limit_first(listeners, monkeypatch):
+    rooms = []
+    monkeypatch.setattr(bootstrap, "allow_descriptors", rooms.append)
+    assert form_all(listeners) == [3.0] * 3
+    assert len(rooms) == 3 and min(rooms) > 3

@@ -7,8 +7,9 @@ import time
 
 import pytest
 
-from elephant.collective.failure_detector import ControlKind, ControlMessage, FailureDetector, take_notice
-from elephant.collective.operation import Operation
+from elephant.collective.operation import MESSAGE, Operation, numbered
+from elephant.collective.watch.control_message import ControlKind, ControlMessage, take_notice
+from elephant.collective.watch.failure_detector import FailureDetector
 from elephant.errors import DeadlineExceededError, PeerLostError, ProtocolError
 from elephant.net import Deadline
 
@@ -81,6 +82,19 @@ def test_who_leaves_after_an_operation_is_missed_in_the_next_one_only(watched, k
         watch.begin(operation(4))
 
 
+def test_failure_in_another_group_when_it_comes_then_ends_any_operation_and_a_closed_group_only_its_own(watched):
+    watch, peers = watched
+    peers[1].send(ControlMessage(ControlKind.CLOSED, numbered(2, 3)).to_bytes())
+    watch.check(operation(9))
+    watch.check(operation(numbered(2, 3)))
+    watch.check(operation(numbered(2, MESSAGE)))
+    with pytest.raises(PeerLostError, match="Rank 1 closed its collective after operation 3 of group 2"):
+        watch.begin(operation(numbered(2, 4)))
+    peers[2].send(ControlMessage(ControlKind.LOST, numbered(5, 8), "because").to_bytes())
+    with pytest.raises(PeerLostError, match="because"):
+        watch.check(operation(numbered(1, 1)))
+
+
 def test_a_question_is_answered_with_the_operation_and_its_age(watched):
     watch, peers = watched
     current = operation(4)
@@ -99,6 +113,8 @@ def test_a_question_is_answered_with_the_operation_and_its_age(watched):
         ({1: (4, 9.0), 2: (5, 9.0)}, "Rank 1 is still in operation 4."),
         ({1: (5, 9.0), 2: (5, 9.0)}, "All ranks have arrived: the connections are too slow for the data."),
         ({}, "Ranks that did not arrive: 1, 2."),
+        ({1: (numbered(3, 9), 9.0), 2: (5, 9.0)}, "Rank 1 is still in operation 9 of group 3."),
+        ({1: (5, 9.0), 2: (numbered(0, MESSAGE), 9.0)}, "Rank 2 is still in a send or recv."),
     ],
 )
 def test_after_a_deadline_those_that_do_not_answer_are_named(watched, answers, story):

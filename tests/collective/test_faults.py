@@ -21,6 +21,25 @@ def test_killed_rank_in_an_allreduce_is_seen_by_all_others(start_processes, worl
         assert outcome["at"] - killed_at < 2
 
 
+@pytest.mark.parametrize(
+    "transport, network",
+    [("auto", None), ("tcp", None), ("auto", 4)],
+    ids=["host", "tcp", "hosts"],
+    indirect=["network"],
+)
+def test_killed_rank_in_a_group_is_seen_within_a_second_by_those_who_wait_in_others(
+    start_processes, transport, network
+):
+    processes = start_processes(4, "wait_in_groups", transport=transport, network=network)
+    time.sleep(0.5)
+    killed_at = time.time()
+    processes[1].signal(signal.SIGKILL)
+    for rank in (0, 2, 3):
+        outcome = processes[rank].hear()
+        assert outcome["error"] == "PeerLostError" and "lost rank 1 in" in outcome["text"], outcome
+        assert outcome["at"] - killed_at < 1
+
+
 def test_killed_rank_is_seen_from_another_host_and_from_its_own(start_processes, network):
     processes = start_processes(4, "reduce_without_end", network=network)
     time.sleep(0.5)
@@ -75,12 +94,16 @@ def test_ranks_that_disagree_all_learn_who_asked_for_what(start_processes, scena
         assert "rank 1 asked for" in outcome["text"] or "rank 1 for" in outcome["text"]
 
 
-def test_ranks_on_two_hosts_whose_turns_interleave_use_every_operation(start_processes, network):
+@pytest.mark.parametrize("network", [2, 4], indirect=True)
+def test_ranks_on_several_hosts_whose_turns_interleave_use_every_operation(start_processes, network):
+    hosts = len(network.hosts)
     for rank, process in enumerate(start_processes(4, "use_everything", network=network)):
         outcome = process.hear()
         assert outcome["error"] is None, outcome
         each = [10.0, 2.5, 4.0, [1.0, 2.0, 3.0, 4.0], 2.0, 10.0]
-        assert outcome["result"] == [rank // 2, 2, True, *each, *each]
+        order = [3, 1, 0, 2]
+        in_group = [order[order.index(rank) - 1], [10.0 * other + rank for other in order]]
+        assert outcome["result"] == [rank // hosts, 4 // hosts, True, *each, *each, *in_group, *in_group]
 
 
 def test_a_slow_rank_is_waited_for(start_processes):
@@ -96,6 +119,18 @@ def test_a_wire_that_is_cut_ends_at_the_deadline_and_names_those_behind_it(start
         outcome = processes[rank].hear()
         assert outcome["error"] == "DeadlineExceededError", outcome
         assert f"did not end within 2 s. Ranks that did not arrive: {absent}" in outcome["text"]
+
+
+@pytest.mark.parametrize("network", [4], indirect=True)
+def test_host_that_is_cut_off_from_three_others_ends_their_group_at_the_deadline_and_is_named(start_processes, network):
+    processes = start_processes(4, "exchange_without_end", timeout_s=2.0, network=network)
+    time.sleep(0.5)
+    network.isolate(1)
+    for rank, absent in ((0, "1"), (1, "0, 2, 3"), (2, "1"), (3, "1")):
+        outcome = processes[rank].hear()
+        assert outcome["error"] == "DeadlineExceededError", outcome
+        where = r"( Rank \d is still in operation \d+ of group 1\.)*$"
+        assert re.search(rf"within 2 s. Ranks that did not arrive: {absent}\.{where}", outcome["text"]), outcome
 
 
 def test_a_frozen_rank_that_thaws_learns_that_it_is_late(start_processes):

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pairwise import pairwise
 
-from elephant.collective import process_group
+from elephant.collective import data_plane
 from elephant.collective.operation import AlgorithmThresholds
 from elephant.errors import ConfigurationError, DeadlineExceededError, NetworkError, PeerLostError, ProtocolError
 
@@ -158,9 +158,9 @@ def test_steady_state_takes_no_new_buffers(run_world, way, dtype):
     "array, op, text",
     [
         (np.zeros(3, "u1"), "sum", "expected dtype float16, bfloat16, float32, float64, int32, int64. Received: uint8"),
-        (np.zeros(3, "i4"), "mean", "expected sum, min or max for integers. Received: 'mean' for int32"),
+        (np.zeros(3, "i4"), "mean", "expected sum, min, max or product for integers. Received: 'mean' for int32"),
         (np.zeros(3, ">f4"), "sum", "Received: >f4"),
-        (np.zeros(3, "f4"), "prod", "expected one of sum, mean, min, max. Received: 'prod'"),
+        (np.zeros(3, "f4"), "prod", "expected one of sum, mean, min, max, product. Received: 'prod'"),
         (np.zeros((3, 4), "f4").T, "sum", "Received: one that is not contiguous"),
         (np.broadcast_to(np.float32(1), (1,)), "sum", "Received: one that is read-only"),
     ],
@@ -234,7 +234,7 @@ def test_rows_of_different_shapes_are_refused(run_world):
 
 
 def test_absurd_counts_of_rows_are_refused_before_memory_is_taken(run_world, monkeypatch):
-    monkeypatch.setattr(process_group, "_MAX_GATHERED_BYTES", 1000)
+    monkeypatch.setattr(data_plane, "_MAX_GATHERED_BYTES", 1000)
     for error in run_world(3, lambda collective: collective.allgather(np.zeros((100, 3), "f4"))):
         assert type(error) is ProtocolError
         assert str(error) == "Expected counts of rows that fit into memory, by rank. Received: [100, 100, 100]."

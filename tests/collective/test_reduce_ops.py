@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from elephant.collective import ring
 from elephant.collective.operation import AlgorithmThresholds
 from elephant.collective.ring import Ring
 
@@ -148,3 +149,25 @@ def test_broadcast_when_the_array_is_read_only_and_strided_then_gives_a_new_one(
 
     for result in run_world(3, spread):
         np.testing.assert_array_equal(result, np.arange(12.0).reshape(3, 4).T + 1)
+
+
+def test_links_when_every_rank_of_nine_measures_something_else_then_all_take_the_slowest_one_s_limit(
+    run_world, monkeypatch
+):
+    chosen, choose = {}, Ring.choose_rounds
+
+    def noting(self, operation):
+        choose(self, operation)
+        chosen[self._position] = self._rounds_bytes
+
+    def measured(action):
+        action()
+        return 1e-3 * (1 + int(threading.current_thread().name.split("-")[-1]))
+
+    monkeypatch.setattr(Ring, "choose_rounds", noting)
+    monkeypatch.setattr(ring, "_seconds", measured)
+    sums = run_world(9, lambda collective: collective.allreduce(np.ones(1_500_000, np.float32)), transport="tcp")
+    slowest_byte_s = 9e-3 / (1 << 20)
+    assert set(chosen.values()) == {int(2 * (8 - 4) * 9e-3 / (8 / 9 * 1.2 * slowest_byte_s))}
+    assert sorted(chosen) == list(range(9))
+    assert all((total == 9).all() for total in sums)

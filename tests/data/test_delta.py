@@ -7,17 +7,14 @@ import sys
 import pyarrow as pa
 import pytest
 
-from elephant.data.parquet import ParquetFile, ParquetFiles, delta_files, read_footers
+from elephant.data.delta import delta_files
 from elephant.errors import ConfigurationError, UnsupportedError
 
 deltalake = pytest.importorskip("deltalake")
 
 
 def rows_of(url, columns):
-    table = delta_files(url)
-    _, groups = read_footers(url, table.found)
-    files = tuple(ParquetFile(*parts) for parts in zip(table.found, groups, table.constants, strict=True))
-    planned = ParquetFiles(url, files, table.constant_types)
+    planned = delta_files(url).planned(url)
     (part,) = planned.deal(1, seed=None)
     return [row for batch in planned.read(part, columns) for row in batch.to_pylist()]
 
@@ -37,6 +34,19 @@ def test_table_when_partitioned_then_rows_have_the_columns_of_the_partitions(tmp
     deltalake.write_deltalake(url, pa.table(rows), partition_by=["name", "year"])
     found = sorted(rows_of(url, ["n", "name", "year"]), key=lambda row: row["n"])
     assert found == pa.table(rows).to_pylist()
+
+
+def test_table_when_columns_were_added_then_rows_from_before_have_nulls_in_them(tmp_path):
+    url = str(tmp_path / "table")
+    deltalake.write_deltalake(url, pa.table({"n": [1, 2], "Name": ["a", "b"]}))
+    later = pa.table({"n": [3], "Name": ["c"], "weight": [0.5], "list": [[1.0, 2.0]]})
+    deltalake.write_deltalake(url, later, mode="append", schema_mode="merge")
+    table = delta_files(url)
+    # Spark's form, whichever file is the first one.
+    assert [field["name"] for field in table.schema.spark["fields"]] == later.column_names
+    found = sorted(rows_of(url, ["n", "name", "weight", "list"]), key=lambda row: row["n"])
+    expected = pa.concat_tables([pa.table({"n": [1, 2], "Name": ["a", "b"]}), later], promote_options="default")
+    assert [list(row.values()) for row in found] == [list(row.values()) for row in expected.to_pylist()]
 
 
 def deletion_vector(rows):
@@ -68,23 +78,57 @@ def test_table_when_rows_are_deleted_by_vectors_then_is_refused(tmp_path):
         {"add": {**added, "deletionVector": vector}},
     ]
     (log.parent / "00000000000000000001.json").write_text("\n".join(json.dumps(action) for action in actions))
-    with pytest.raises(
-        UnsupportedError, match="whose deleted rows have been removed.* Received: one with deletion vec"
-    ):
+    words = (
+        r"whose deleted rows have been removed.* Received: one with deletion vec.*REORG TABLE delta\.`/.*/table` APPLY"
+    )
+    with pytest.raises(UnsupportedError, match=words):
         delta_files(str(url))
 
 
-def test_table_when_columns_are_mapped_then_is_refused(tmp_path):
-    url = tmp_path / "table"
+def edited(url, change):
+    """Makes a table of one row, and has a function change the actions of its log."""
     deltalake.write_deltalake(str(url), pa.table({"n": [1]}))
     log = url / "_delta_log" / "00000000000000000000.json"
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     for line in lines:
+        change(line)
+    log.write_text("\n".join(json.dumps(line) for line in lines))
+
+
+def test_table_when_columns_are_mapped_then_is_refused(tmp_path):
+    def change(line):
         if "metaData" in line:
             line["metaData"]["configuration"] = {"delta.columnMapping.mode": "name"}
-    log.write_text("\n".join(json.dumps(line) for line in lines))
+
+    edited(tmp_path / "table", change)
     with pytest.raises(UnsupportedError, match="Received: column mapping by name"):
-        delta_files(str(url))
+        delta_files(str(tmp_path / "table"))
+
+
+def test_table_when_a_column_is_of_a_user_s_type_then_is_refused(tmp_path):
+    def change(line):
+        if "metaData" in line:
+            schema = json.loads(line["metaData"]["schemaString"])
+            # As Spark describes its vectors.
+            schema["fields"][0]["type"] = {"type": "udt", "class": "VectorUDT", "sqlType": "integer"}
+            line["metaData"]["schemaString"] = json.dumps(schema)
+
+    edited(tmp_path / "table", change)
+    with pytest.raises(
+        UnsupportedError, match=r"that the package deltalake reads\. Received: .*udt.* Pass a DataFrame"
+    ):
+        delta_files(str(tmp_path / "table"))
+
+
+@pytest.mark.parametrize("root", ["file:/elsewhere", "s3://bucket/elsewhere"])
+def test_table_when_its_files_are_another_table_s_then_is_refused(tmp_path, root):
+    def change(line):
+        if "add" in line:
+            line["add"]["path"] = f"{root}/{line['add']['path']}"
+
+    edited(tmp_path / "table", change)
+    with pytest.raises(UnsupportedError, match="as in a shallow clone. Pass a DataFrame"):
+        delta_files(str(tmp_path / "table"))
 
 
 def test_table_when_there_is_none_then_says_so(tmp_path):

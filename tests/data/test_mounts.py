@@ -1,11 +1,9 @@
 """Paths of Databricks, and writing to mounts that take files in order alone; the mounts are simulated."""
 
-import builtins
-
 import pytest
+from databricks_mounts import simulate_mounts
 from tables import every_case
 
-from elephant.storage import filesystem
 from elephant.storage.filesystem import absolute, copy_in_order, is_mounted, local_form, mounted_here, spark_form
 
 
@@ -30,7 +28,7 @@ def test_local_form_when_a_path_is_of_databricks_then_is_that_of_its_mount(path,
 
 
 def test_is_mounted_when_paths_only_look_alike_then_tells_them_apart():
-    assert is_mounted("dbfs:/a") and is_mounted("/dbfs/a") and is_mounted("/Volumes/c/s/v/a")
+    assert is_mounted("dbfs:/a") and is_mounted("/dbfs/a") and is_mounted("/dbfs") and is_mounted("/Volumes/c/s/v/a")
     assert not any(is_mounted(path) for path in ("/dbfsx/a", "/data/dbfs/a", "s3://dbfs/a", "Volumes/a", "/volumes/a"))
 
 
@@ -39,6 +37,7 @@ def test_spark_form_when_on_databricks_then_names_the_mount_as_spark_does(monkey
     assert spark_form("/dbfs/models/a") == "/dbfs/models/a"
     monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", "17.3")
     assert spark_form("/dbfs/models/a") == "dbfs:/models/a"
+    assert spark_form("/dbfs") == spark_form("/dbfs/") == "dbfs:/"
     assert [spark_form(path) for path in ("/Volumes/c/s/v/a", "dbfs:/a", "/data/a")] == [
         "/Volumes/c/s/v/a",
         "dbfs:/a",
@@ -48,6 +47,8 @@ def test_spark_form_when_on_databricks_then_names_the_mount_as_spark_does(monkey
 
 def test_mounted_here_when_there_is_no_such_mount_then_is_none(simulated_mount):
     assert mounted_here("dbfs:/models/a") == simulated_mount / "models" / "a"
+    # The mount itself, to which a model's file may be written.
+    assert mounted_here("dbfs:/") == mounted_here(str(simulated_mount)) == simulated_mount
     assert mounted_here("/Volumes/c/s/v/a") is None
     assert mounted_here("/data/a") is None
 
@@ -76,37 +77,4 @@ def test_mounted_here_when_only_the_folder_of_all_volumes_is_there_then_is_none(
 @pytest.fixture
 def simulated_mount(tmp_path, monkeypatch):
     """A folder that stands for /dbfs, where files that are written refuse to seek."""
-    root = tmp_path / "dbfs"
-    root.mkdir()
-    monkeypatch.setattr(filesystem, "_DBFS", f"{root}/")
-    monkeypatch.setattr(filesystem, "_VOLUMES", f"{tmp_path}/Volumes/")
-    real = builtins.open
-
-    def refusing(file, mode="r", *args, **kwargs):
-        opened = real(file, mode, *args, **kwargs)
-        return InOrder(opened) if str(file).startswith(str(root)) and mode != "rb" else opened
-
-    monkeypatch.setattr(builtins, "open", refusing)
-    return root
-
-
-class InOrder:
-    """A file that takes bytes from the first to the last."""
-
-    def __init__(self, file):
-        self._file = file
-
-    def write(self, content):
-        return self._file.write(content)
-
-    def seek(self, *_):
-        raise OSError(95, "Operation not supported")
-
-    def close(self):
-        self._file.close()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()
+    return simulate_mounts(monkeypatch, tmp_path)

@@ -26,7 +26,7 @@ def written(folder, name, numbers, group_rows):
 def planned(url):
     root, found = list_files(str(url))
     types, constants = typed_partitions([partition_texts(file.path[len(root) :]) for file in found])
-    _, groups = read_footers(str(url), found)
+    groups = [rows for _, rows in read_footers(str(url), found)]
     files = (ParquetFile(*parts) for parts in zip(found, groups, constants, strict=True))
     return ParquetFiles(str(url), tuple(files), types)
 

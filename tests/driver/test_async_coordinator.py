@@ -43,8 +43,8 @@ class Running:
 class Servers:
     """Servers that have something to say, once, or have failed."""
 
-    def __init__(self, notes=(), error=None):
-        self.notes, self.error = list(notes), error
+    def __init__(self, notes=(), error=None, count=1):
+        self.notes, self.error, self.addresses = list(notes), error, [("h", 1)] * count
 
     def check(self):
         if self.error is not None:
@@ -77,7 +77,7 @@ def training(rank, rows=4):
     return Started(rank=rank, host=f"h{rank}", device="CPU", threads=1, training_rows=rows, validation_rows=0)
 
 
-def coordinator(*events, servers=None, epochs=None, verbose=0, overtaken=None, asks=True):
+def coordinator(*events, servers=None, epochs=None, verbose=0, overtaken=None, asks=True, patience_s=None):
     def end_attempt(attempt):
         if overtaken is not None:
             overtaken.append(attempt)
@@ -93,6 +93,7 @@ def coordinator(*events, servers=None, epochs=None, verbose=0, overtaken=None, a
             epochs=epochs or Epochs(),
             num_ranks=2,
             end_attempt=end_attempt,
+            patience_s=patience_s,
         ),
     )
     return told
@@ -264,3 +265,22 @@ def test_fit_when_somebody_cancels_its_job_then_says_that_and_not_which_worker_w
     told = coordinator(training(0), training(1), RankGone(rank=0), failed(0, ENDED), RankGone(rank=1))
     told.until_ended(Ended(said))
     assert type(error_of(told, said)) is JobCancelledError
+
+
+def test_rounds_when_a_lost_worker_does_not_come_back_then_the_fit_ends_and_may_be_started_again():
+    told = coordinator(training(0), training(1), RankGone(rank=1), patience_s=0.0)
+    with pytest.raises(TrainingError, match="expected rank 1, which was lost, to be started again within 0 s") as found:
+        told.until_ended(Running())
+    assert found.value.retryable
+    back = coordinator(training(0), RankGone(rank=0), training(0), Finished(rank=0), RankGone(rank=0), patience_s=60.0)
+    back.until_ended(Ended(None))
+    back.raise_failure(None)
+
+
+def test_rounds_when_one_of_several_servers_comes_back_then_the_fit_ends_and_may_be_started_again():
+    alone = coordinator(servers=Servers(["it is back"]), patience_s=60.0)
+    alone.until_ended(Ended(None))
+    several = coordinator(servers=Servers(["it is back"], count=2), patience_s=60.0)
+    with pytest.raises(ServerFailedError, match="to be in the same round. Received: one of 2 that was lost") as found:
+        several.until_ended(Running())
+    assert found.value.retryable

@@ -91,6 +91,15 @@ def test_failure_when_a_rank_vanished_with_its_task_then_is_that_rank_s(events):
     assert error.summary.endswith("were lost without an error report: ExecutorLostFailure: gone")
 
 
+def test_failure_when_a_rank_vanished_with_a_pod_that_had_too_little_memory_then_says_what_to_raise():
+    words = "exited with exit code 137(SIGKILL, possible container OOM).\n\t exit code: 137"
+    lost = RuntimeError(SPARK_SAYS.replace("gone", words))
+    error = error_after(started(0), started(1), RankGone(rank=1), job_error=lost)
+    assert error.rank == 1 and "possible container OOM).\nexit code: 137\nRaise spark.executor.memoryOverhead" in str(
+        error
+    )
+
+
 def test_failure_when_only_a_peer_speaks_then_is_that_of_the_peer(monkeypatch):
     monkeypatch.setattr("elephant.driver.coordinator._CAUSE_GRACE_S", 0.0)
     error = error_after(started(0), started(1), echo(1))

@@ -170,4 +170,6 @@ def test_callbacks_when_they_cannot_work_here_then_are_refused_with_what_to_use(
         check_asynchronous_callbacks([keras.callbacks.BackupAndRestore("folder")])
     with pytest.raises(ConfigurationError, match="expected instances of keras.callbacks.Callback"):
         check_asynchronous_callbacks([print])
+    with pytest.raises(UnsupportedError, match="servers hear of a rate between epochs alone"):
+        check_asynchronous_callbacks([elephant.LearningRateWarmup()], in_rounds=True)
     check_asynchronous_callbacks([keras.callbacks.TerminateOnNaN(), keras.callbacks.EarlyStopping()])

@@ -124,3 +124,44 @@ def test_driver_when_workers_are_others_then_nothing_is_said_of_what_they_pushed
     assert ServerModel(alone, ROWS).ledgers(1) == [{}]
     logs, _, _ = driven(alone, [part_of(0, 0), part_of(0, 1)])
     assert [one["loss"] for one in logs] == pytest.approx([9.0])
+
+
+class Opened(Servers):
+    """Servers of a fit in rounds, and what they were asked for, in its order."""
+
+    def __init__(self, model):
+        super().__init__(model)
+        self.asked = []
+
+    def open_epochs(self, count):
+        self.asked.append(count)
+
+    def set_rate(self, rate):
+        self.asked.append(f"rate {rate:g}")
+
+    def keep(self):
+        self.asked.append("keep")
+        return super().keep()
+
+
+def test_epochs_when_workers_train_in_rounds_then_each_begins_after_the_callbacks_and_the_checkpoint(tmp_path):
+    scheduler = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.5**epoch)
+    model = regression_model(keras.optimizers.SGD(1.0))
+    work = job_for(
+        model,
+        aggregation="server",
+        num_workers=2,
+        epochs=2,
+        batch_size=5,
+        checkpoint_path="kept",
+        callbacks=[scheduler],
+    )
+    driven_model = ServerModel(work, ROWS)
+    servers = Opened(driven_model)
+    with contextlib.closing(CheckpointWriter(CheckpointManager(folder_at(str(tmp_path))))) as checkpoint_writer:
+        epochs = DriverEpochs(work, driven_model, servers, checkpoint_writer)
+        epochs.begin()
+        for epoch in range(2):
+            for rank in range(2):
+                epochs.add(part_of(rank, epoch))
+    assert servers.asked[:4] == [1, "rate 0.5", "keep", 2] and "keep" in servers.asked[4:]

@@ -135,7 +135,7 @@ def test_collective_functions_when_there_is_one_rank_then_give_back_what_they_go
 
 def test_collective_functions_when_arguments_are_wrong_then_refuse_as_between_ranks():
     with pytest.raises(ConfigurationError, match="op: expected one of"):
-        collective.allreduce(np.zeros(2), op="product")
+        collective.allreduce(np.zeros(2), op="median")
     with pytest.raises(ConfigurationError, match="a rank from 0 to 0. Received: 1"):
         collective.broadcast(np.zeros(2), root=1)
 

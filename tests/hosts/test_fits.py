@@ -3,10 +3,8 @@
 import select
 import time
 
-import numpy as np
 import pytest
-from counting_model import counted, counting_data
-from keras_reference import classifier_data, fit_one_process, regression_model
+from driver_process import BATCH, ROWS, Training, assert_counted, assert_equals_one_process
 from process_tree import processes_of
 
 # The cluster's start has deadlines of its own, and would count against whichever test comes first.
@@ -16,11 +14,9 @@ pytestmark = [
     pytest.mark.slow("a cluster over three hosts; test_links cuts a link without Spark"),
 ]
 
-ROWS, BATCH = 32, 8
 # A fit that is not to end by itself.
 ENDLESS = 100_000
 PATIENT = {"heartbeat_s": 60.0, "collective_s": 60.0, "slots_s": 90.0}
-OUTCOME_S = 100.0
 # Long enough for a process that has to share its core while it imports Keras.
 SILENCE_S = 10.0
 
@@ -33,7 +29,7 @@ def begin(hosts, tmp_path):
     def fit(**options):
         made = {"data": "regression", "rows": ROWS, "batchSize": BATCH, "shuffle": False, "timeouts": PATIENT}
         hosts.driver.begin(marker=str(tmp_path), **{**made, **options})
-        return Training(hosts, tmp_path, cut)
+        return HostsTraining(hosts, tmp_path, cut)
 
     yield fit
     for links in cut:
@@ -41,36 +37,25 @@ def begin(hosts, tmp_path):
     hosts.driver.interrupt()
 
 
-class Training:
+class HostsTraining(Training):
     """A fit that goes on."""
 
     def __init__(self, hosts, folder, cut):
-        self._hosts, self._folder, self._cut = hosts, folder, cut
-        self._begin = len(hosts.driver.said)
+        super().__init__(hosts.driver, folder)
+        self._hosts, self._cut = hosts, cut
 
     def steps(self, host):
         """Steps that were made on a host."""
-        path = self._folder / self._hosts.addresses[host]
-        return path.stat().st_size if path.exists() else 0
+        return self.steps_at(self._hosts.addresses[host])
 
     def await_steps(self, host, count):
         """Waits until so many steps were made on a host."""
-        self._await(lambda: self.steps(host) >= count)
+        self.await_(lambda: self.steps(host) >= count)
 
     def await_steps_somewhere(self, count):
         """Waits until so many steps were made on one of the hosts with workers; returns its number."""
-        self._await(lambda: max(self.steps(1), self.steps(2)) >= count)
+        self.await_(lambda: max(self.steps(1), self.steps(2)) >= count)
         return 1 if self.steps(1) >= count else 2
-
-    def await_line(self, text):
-        """Waits until the driver says something of this fit."""
-        self._await(lambda: any(text in line for line in self._hosts.driver.said[self._begin :]))
-
-    def _await(self, condition):
-        deadline, driver = time.monotonic() + OUTCOME_S, self._hosts.driver
-        while not condition():
-            assert time.monotonic() < deadline and not driver.has_answered, "".join(driver.said[-60:])
-            time.sleep(0.02)
 
     def cut(self, *links):
         for link in links:
@@ -81,20 +66,6 @@ class Training:
         for link in links:
             self._cut.remove(link)
             self._hosts.network.heal(*link)
-
-    def outcome(self):
-        return self._hosts.driver.outcome(OUTCOME_S)
-
-
-def assert_equals_one_process(outcome, epochs):
-    columns = classifier_data(ROWS)
-    half = ROWS // 2
-    step_rows = [np.r_[start : start + BATCH, half + start : half + start + BATCH] for start in range(0, half, BATCH)]
-    batches = [{name: values[rows] for name, values in columns.items()} for rows in step_rows] * epochs
-    expected, _ = fit_one_process(regression_model("sgd"), batches, epochs)
-    assert "weights" in outcome, outcome["error"]
-    for weight, wanted in zip(outcome["weights"], expected, strict=True):
-        np.testing.assert_allclose(np.array(weight), wanted, atol=1e-5)
 
 
 def assert_nothing_trains():
@@ -137,12 +108,6 @@ def test_fits_when_hosts_have_addresses_of_ipv6_alone_then_both_modes_train_acro
     assert_equals_one_process(begin(epochs=2, pause_s=0.0).outcome(), epochs=2)
     assert_counted(begin(data="counting", mode="asynchronous", epochs=2, pause_s=0.0).outcome(), epochs=2)
     assert_proxy_unused(hosts)
-
-
-def assert_counted(outcome, epochs):
-    assert "weights" in outcome, outcome["error"]
-    expected = counted(counting_data(ROWS), batch_size=BATCH, epochs=epochs)
-    np.testing.assert_array_equal(np.array(outcome["weights"][0])[:, 0], expected)
 
 
 def test_synchronous_fit_when_a_host_is_cut_off_then_it_is_named_and_another_fit_works_once_it_is_back(hosts, begin):

@@ -129,7 +129,7 @@ def test_arguments_when_wrong_then_say_what_is_expected(words, message):
         ),
         ("numWorkers: 3", "Did you mean 'num-workers'"),
         ("num_workers: 3", "Did you mean 'num-workers'"),
-        ("quux: 3", "quux: expected the name of a setting.* Known: algorithm, "),
+        ("quux: 3", "quux: expected the name of a setting.* Known: aggregation, algorithm, "),
         ("epochs: 2.5", "epochs: expected an integer of at least 1. Received: 2.5 in .*job.yaml"),
         ("epochs: true", "epochs: expected an integer of at least 1. Received: True"),
         ("label-col: yes", "label-col: expected a column, .*, or nothing for none. Received: True"),

@@ -28,6 +28,17 @@ Traceback (most recent call last):
 elephant.errors.DataError: column 'x': expected a number. Received: null in row 2 of the partition.
 """
 
+# Of a driver's pod that does not find the API's server.
+JVM = """An error occurred while calling None.org.apache.spark.api.java.JavaSparkContext.
+: org.apache.spark.SparkException: External scheduler cannot be instantiated
+\tat org.apache.spark.SparkContext.<init>(SparkContext.scala:603)
+Caused by: java.lang.reflect.InvocationTargetException
+\tat java.base/jdk.internal.reflect.NativeConstructorAccessorImpl.newInstance0(Native Method)
+\t... 15 more
+Caused by: java.net.UnknownHostException: kubernetes.default.svc
+\tat java.base/java.net.InetAddress.getAllByName0(InetAddress.java:1529)
+"""
+
 
 def retryable(error):
     error.retryable = True
@@ -68,6 +79,11 @@ def test_code_when_a_job_fails_then_says_whether_to_try_again(error, code):
             "rank 1 on a failed: ValueError: shapes",
         ),
         (RuntimeError(WORKER), WORKER.splitlines()[-1].strip()),
+        (
+            RuntimeError(JVM),
+            "org.apache.spark.SparkException: External scheduler cannot be instantiated: "
+            "java.net.UnknownHostException: kubernetes.default.svc",
+        ),
         (FileExistsError("output: expected a path"), "output: expected a path"),
         (KeyError("x"), "KeyError: 'x'"),
         (KeyboardInterrupt(), "KeyboardInterrupt"),

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from elephant.errors import ConfigurationError
 from elephant.modeling.archive_inspection import KnownCode, code_of_file, require_known_code
 
+NEEDS_TENSORFLOW = pytest.mark.skipif(keras.config.backend() != "tensorflow", reason="layers of text need TensorFlow")
 TENSOR = {
     "class_name": "__keras_tensor__",
     "config": {"shape": [None, 2], "dtype": "float32", "keras_history": ["x", 0, 0]},
@@ -239,7 +240,9 @@ def quantized():
 
 
 @pytest.mark.filterwarnings("ignore:Layer InputLayer does not have")
-@pytest.mark.parametrize("build", [functional, texts, pictures, operations, quantized])
+@pytest.mark.parametrize(
+    "build", [functional, pytest.param(texts, marks=NEEDS_TENSORFLOW), pictures, operations, quantized]
+)
 def test_file_when_keras_has_saved_its_own_then_nothing_is_found_and_it_loads(tmp_path, build):
     path = tmp_path / "model.keras"
     build().save(path)
@@ -247,6 +250,7 @@ def test_file_when_keras_has_saved_its_own_then_nothing_is_found_and_it_loads(tm
     keras.saving.load_model(path)
 
 
+@NEEDS_TENSORFLOW
 def test_features_when_keras_has_written_them_then_nothing_is_found():
     kinds = {"age": "float_normalized", "kind": keras.utils.FeatureSpace.string_hashed(num_bins=3)}
     space = keras.utils.FeatureSpace(kinds, crosses=[keras.utils.FeatureSpace.cross(("age", "kind"), 8)])

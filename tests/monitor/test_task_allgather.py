@@ -1,5 +1,6 @@
 """Tasks meet on the driver's channel: each hears what all told, and none waits for one that is gone."""
 
+import contextlib
 import threading
 import time
 
@@ -9,7 +10,10 @@ from leaks import nothing_left_behind  # noqa: F401
 from elephant.config import Timeouts
 from elephant.errors import PeerLostError
 from elephant.monitor.channel import Channel, ChannelClient
-from elephant.monitor.events import RankGone, TaskSilent, TaskStarted
+from elephant.monitor.events import Arrived, RankGone, TaskSilent, TaskStarted, to_message
+from elephant.net.deadline import Deadline
+from elephant.net.frames import Limits
+from elephant.net.stream import connect
 
 TOKEN = b"0123456789abcdef"
 TIMEOUTS = Timeouts(connect_s=5.0, heartbeat_s=1.0)
@@ -108,3 +112,18 @@ def test_driver_when_tasks_have_met_and_one_freezes_then_hears_of_it(channel):
     assert ended(tasks)
     assert channel.next_event(30).attempt == 11
     frozen.hang_up()
+
+
+def test_tasks_when_some_of_many_read_nothing_then_the_others_are_told_at_once_and_all_text_once(channel):
+    num_tasks, num_frozen, text = 64, 32, "x" * 20_000
+    deadline = Deadline(30, "the tasks' meeting")
+    address = ("127.0.0.1", channel.port)
+    with contextlib.ExitStack() as stack:
+        streams = [stack.enter_context(connect(address, TOKEN, "run", deadline)) for _ in range(num_tasks)]
+        for rank, stream in enumerate(streams):
+            stream.send(to_message(Arrived(rank=rank, text=f"{rank} {text}", num_tasks=num_tasks)), deadline)
+        # Each of the first would take its patience, where one was told after the other.
+        limits = Limits(max_manifest_bytes=1 << 24)
+        for stream in streams[num_frozen:]:
+            texts = stream.receive(Deadline(15, "what all told"), limits).fields["texts"]
+            assert texts == [f"{rank} {text}" for rank in range(num_tasks)]

@@ -13,7 +13,6 @@ import json
 import math
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +25,10 @@ from fault import Fault, FaultError
 from faults import FAULTS
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+
+from checkout import copy_checkout  # noqa: E402 - it is found by the line above
+
 WANTED = 0.95
 # With a fault planted, the test that all faults apply would find every one of them.
 OWN_TESTS = "tests/mutations"
@@ -40,18 +43,8 @@ _CHECK_S = 1800.0
 @contextlib.contextmanager
 def copied_tree() -> Iterator[Path]:
     """Copies what git tracks, and what it would, into a folder that goes afterwards."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        check=True,
-    )
     with tempfile.TemporaryDirectory(prefix="elephant-mutations-", ignore_cleanup_errors=True) as folder:
-        for name in listed.stdout.decode().split("\0"):
-            source, target = ROOT / name, Path(folder) / name
-            if name and source.is_file() and not source.is_symlink():
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(source, target)
+        copy_checkout(folder)
         yield Path(folder)
 
 

@@ -31,7 +31,8 @@ from elephant.parameter_server.protocol import (
 )
 from elephant.parameter_server.push_log import Entry, PushLog
 from elephant.parameter_server.request_handler import IMPATIENCE_S, BufferPool
-from elephant.parameter_server.server import Clock, ParameterServer, SharedLock, Staleness, combined
+from elephant.parameter_server.server import ParameterServer, SharedLock, combined
+from elephant.parameter_server.staleness import Clock, Staleness
 from elephant.parameter_server.store import SnapshotImage, Store
 
 SPEC = ServerSpec(run_id="run", layout=LAYOUT, first_value=0, num_values=LAYOUT.num_values, num_state_values=2)

@@ -145,7 +145,7 @@ class AveragesOf:
     def __init__(self, averages, partition):
         self._averages, self._partition = averages, partition
 
-    def average_state(self, state, weight):
+    def average_state(self, state, weight, epochs):
         return self._averages.add(self._partition, weight, state)
 
 

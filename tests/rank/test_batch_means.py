@@ -147,6 +147,29 @@ def test_sums_when_batches_are_of_different_sizes_then_a_number_of_a_batch_count
     assert results["seen"] == 64 and results["ratio"] == pytest.approx(np.mean(y > 0))
 
 
+def test_sums_when_keras_goes_on_from_the_batch_before_then_each_row_counts_once():
+    model = seeded(with_metrics)()
+    x, y = columns_for("metrics", 60)
+    ahead, begin_anew = model.test_on_batch, model.reset_metrics
+
+    def test_on_batch(*batch, **options):
+        # As in Keras 3.12, which does not begin anew by itself.
+        model.reset_metrics = lambda: None
+        try:
+            return ahead(*batch, **options)
+        finally:
+            model.reset_metrics = begin_anew
+
+    model.test_on_batch = test_on_batch
+    sums = MetricSums(model)
+    for start in range(0, 60, 20):
+        sums.add((x[start : start + 20], y[start : start + 20], None), 20)
+    results = results_of(model, job_of(model, x, y)[0].schema, {"features": (6,)}, [sums.part])
+    errors = np.abs(y - np.ravel(model.predict(x, verbose=0)))
+    assert results["mean_error"] == pytest.approx(errors.mean(), rel=1e-5)
+    assert results["seen"] == 60
+
+
 def test_metrics_when_parts_of_other_sizes_give_another_number_then_are_named():
     def largest(y_true, y_pred):
         return ops.max(y_pred)

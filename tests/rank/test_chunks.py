@@ -54,6 +54,10 @@ def refused(chunks):
     raise DataError("row 3: expected a number")
 
 
+def broken(chunks):
+    return {}["no such column"]
+
+
 def nothing(chunks):
     return []
 
@@ -113,9 +117,13 @@ def test_results_when_the_function_returns_no_arrays_then_they_cross_as_they_are
     assert list(channel.results(kept, [[pa.array([1]), pa.array(["a"])]])) == [[[1], ["a"]]]
 
 
-def test_results_when_the_function_raises_then_its_error_keeps_its_type_and_the_channel_its_order(channel):
+def test_results_when_the_function_raises_then_its_error_keeps_type_and_traceback_and_the_channel_its_order(channel):
     with pytest.raises(DataError, match="^row 3: expected a number$"):
         list(channel.results(refused, [[pa.array([1])], [pa.array([2])]]))
+    with pytest.raises(KeyError) as raised:
+        list(channel.results(broken, []))
+    # Where in that process it was raised.
+    assert "in broken" in str(raised.value.__cause__) and 'return {}["no such column"]' in str(raised.value.__cause__)
     assert list(channel.results(counted, [[pa.array([1, 2])]])) == [2]
 
 

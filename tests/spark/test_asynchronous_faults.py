@@ -108,6 +108,18 @@ def test_fit_when_a_worker_is_killed_then_spark_replaces_it_and_every_batch_coun
     assert "was lost: its process was killed (signal 9)" in shown and "goes on, on 127.0.0.1" in shown
 
 
+@pytest.mark.slow("a fit; tests/rank/test_rounds.py loses a worker without Spark")
+def test_fit_in_rounds_when_a_worker_is_killed_then_spark_replaces_it_and_the_others_wait(spark, tmp_path):
+    with when_training(tmp_path, lambda workers: os.kill(workers[0], signal.SIGKILL)):
+        fitted = estimator_of(tmp_path, mode="synchronous", aggregation="server").fit(frame_of(spark))
+    # A step is of the rows of both workers, as in one process.
+    steps_of_both = counted(counting_data(ROWS), batch_size=16, epochs=EPOCHS)
+    np.testing.assert_array_equal(weights_of(fitted), steps_of_both)
+    statistics = fitted.training_statistics
+    assert (statistics["worker_retries"], statistics["updates"]) == (1, EPOCHS * ROWS // 16)
+    assert set(statistics["staleness"]) <= {"0"} and len(fitted.history["loss"]) == EPOCHS
+
+
 @pytest.mark.slow("a fit per loss; test_fit_when_a_worker_is_killed holds the rule")
 def test_fit_when_an_executor_is_killed_then_its_worker_goes_on_elsewhere_and_every_batch_counts_once(
     spark, tmp_path, capsys

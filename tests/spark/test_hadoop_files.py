@@ -1,19 +1,25 @@
 """Checkpoints wherever the Hadoop client of Spark's JVM writes; without a JVM, where this process does."""
 
 import csv
+from pathlib import Path
 
 import keras
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from counting_model import counted, counting_data, counting_model, weights_of
+from databricks_mounts import simulate_mounts
 from keras_reference import regression_model
 from pyspark.ml.linalg import Vectors
 
-from elephant import KerasEstimator
+from elephant import KerasEstimator, KerasModel
 from elephant.checkpoint.manager import CheckpointManager
 from elephant.checkpoint.state import FitState, named
 from elephant.errors import CheckpointError, ConfigurationError
 from elephant.spark import hadoop_files as folders
 from elephant.spark.hadoop_files import HadoopFolder, checkpoint_folder
+from elephant.storage import filesystem
 from elephant.storage.folder import LocalFolder
 
 
@@ -80,6 +86,31 @@ def test_folder_when_spark_s_default_file_system_is_this_machine_then_is_a_local
         folder.write("one", lambda file: file.write(b"content"))
         assert (tmp_path / "one").read_bytes() == b"content"
     assert checkpoint_folder(spark, "memory://kept/fit").names() == []
+
+
+@pytest.mark.slow("fits; tests/data/test_mounts.py has the paths, and copies in order")
+@pytest.mark.parametrize("place", ["{folder}/Volumes/c/s/v", "dbfs:"])
+def test_fit_when_all_is_on_a_mount_of_databricks_then_is_read_and_written_in_order(
+    spark, tmp_path, monkeypatch, place
+):
+    simulate_mounts(monkeypatch, tmp_path)
+    (tmp_path / "Volumes" / "c" / "s" / "v").mkdir(parents=True)
+    place = place.format(folder=tmp_path)
+    columns = counting_data(32)
+    table = pa.table({"features": list(columns["features"]), "label": columns["label"]})
+    rows = filesystem.local_form(f"{place}/rows")
+    Path(rows).mkdir()
+    pq.write_table(table, f"{rows}/0.parquet", row_group_size=9)
+    options = {"checkpointPath": f"{place}/checkpoints", "eventsPath": f"{place}/events"}
+    estimator = KerasEstimator(model=counting_model(), numWorkers=2, batchSize=32, epochs=2, verbose=0, **options)
+    fitted = estimator.fit(f"{place}/rows")
+    np.testing.assert_allclose(weights_of(fitted), counted(columns, batch_size=32, epochs=2), atol=1e-6)
+    fitted.save(f"{place}/model.keras")
+    np.testing.assert_array_equal(weights_of(KerasModel(f"{place}/model.keras")), weights_of(fitted))
+    assert CheckpointManager(checkpoint_folder(spark, f"{place}/checkpoints")).latest().state.epochs == 2
+    below = Path(rows).parent
+    assert sorted(path.name for path in below.iterdir()) == ["checkpoints", "events", "model.keras", "rows"]
+    assert len(list((below / "events").iterdir())) == 1
 
 
 class RemoteSession:

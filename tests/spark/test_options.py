@@ -1,5 +1,6 @@
 """The options of synchronous training, on executors in processes of their own."""
 
+import json
 import re
 from dataclasses import fields
 
@@ -10,6 +11,7 @@ from keras_reference import classifier_data, fit_one_process, global_batches, re
 from spark_frames import partitioned_frame, split_rows
 
 from elephant import KerasEstimator
+from elephant.backends import current
 from elephant.config import AsynchronousOptions, FitConfig, Timeouts
 from elephant.errors import ConfigurationError, UnsupportedError
 from elephant.spark.params import fit_config
@@ -107,8 +109,36 @@ def test_options_when_given_to_the_estimator_then_reach_the_fit_each_under_its_o
     assert given == FitConfig(**own, asynchronous=AsynchronousOptions(**SERVERS))
     given = fit_config(KerasEstimator(model=model, mode="asynchronous", backgroundExchange=True))
     assert given.asynchronous.background_exchange
-    assert {*SYNCHRONOUS, *own, "asynchronous", "bucket_bytes"} == {field.name for field in fields(FitConfig)}
+    assert fit_config(KerasEstimator(model=model, aggregation="server")).trains_in_rounds
+    assert {*SYNCHRONOUS, *own, "aggregation", "asynchronous", "bucket_bytes", "distribution"} == {
+        field.name for field in fields(FitConfig)
+    }
     assert {*SERVERS, "background_exchange"} == {field.name for field in fields(AsynchronousOptions)}
+
+
+def test_distribution_when_given_to_the_estimator_then_reaches_the_fit_without_devices(monkeypatch):
+    mesh = keras.distribution.DeviceMesh((2, 2), ["model", "batch"], devices=[f"gpu:{place}" for place in range(4)])
+    rules = keras.distribution.LayoutMap(mesh)
+    rules[".*kernel"] = (None, "model")
+    rules["dense/bias"] = keras.distribution.TensorLayout(["model"])
+    model, expected = regression_model("sgd"), {"shape": [2, 2], "axis_names": ["model", "batch"]}
+    expected["layouts"] = {".*kernel": [None, "model"], "dense/bias": ["model"]}
+    if not current().divides_models:
+        with pytest.raises(
+            UnsupportedError, match=r"distribution: expected the Keras backend jax, which .* KERAS_BACKEN"
+        ):
+            KerasEstimator(model=model, numWorkers=4, distribution=rules)
+        monkeypatch.setattr(type(current()), "divides_models", True)
+    both = keras.distribution.ModelParallel(layout_map=rules, batch_dim_name="batch")
+    for given, rows in ((rules, "model"), (both, "batch")):
+        config = fit_config(KerasEstimator(model=model, numWorkers=4, distribution=given))
+        assert (
+            config.distribution == json.loads(json.dumps(config.distribution)) == {**expected, "batch_dim_name": rows}
+        )
+    with pytest.raises(
+        ConfigurationError, match="distribution: expected keras.distribution.ModelParallel, or a LayoutM"
+    ):
+        KerasEstimator(model=model, numWorkers=4, distribution=keras.distribution.LayoutMap(mesh))
 
 
 @pytest.mark.parametrize(

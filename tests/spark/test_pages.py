@@ -14,7 +14,8 @@ import pytest
 from pyspark.java_gateway import ensure_callback_server_started
 
 import elephant
-from elephant.errors import ClusterError
+from elephant.backends import current
+from elephant.errors import ClusterError, UnsupportedError
 
 ROOT = Path(__file__).parents[2]
 README, TUTORIALS = ROOT / "README.md", ROOT / "docs" / "tutorials"
@@ -33,7 +34,9 @@ _WORDS = [
 _ELSEWHERE = {
     ("callbacks.md", 2): "needs Weights & Biases",
     ("connect.md", 0): "needs a server of Spark Connect; tests/spark_connect runs the same on one",
+    ("files.md", 1): "needs the jars of Delta Lake and Iceberg; tests/spark/test_lakehouse.py runs the same with them",
     ("gpus.md", 0): ClusterError,
+    ("parallelism.md", 1): None if current().divides_models else UnsupportedError,
 }
 # Of the session, which other tests have as well.
 _SET = ["spark.elephant.coordinator"]

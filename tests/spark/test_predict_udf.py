@@ -144,9 +144,19 @@ def test_predict_udf_when_given_something_else_then_says_what_it_takes():
 
 
 def called(udf, *columns):
-    """Returns what a UDF gives for one chunk, computed in this process."""
-    (made,) = udf.func(iter([columns if len(columns) > 1 else columns[0]]))
-    return made.to_pylist()
+    """Returns what a UDF gives for one chunk, computed in this process; a Spark without Arrow UDFs hands it pandas."""
+    given = columns if hasattr(F, "arrow_udf") else tuple(map(as_pandas, columns))
+    (made,) = udf.func(iter([given if len(given) > 1 else given[0]]))
+    if isinstance(made, pandas.DataFrame):
+        return pa.Table.from_pandas(made).to_pylist()
+    return (pa.Array.from_pandas(made) if isinstance(made, pandas.Series) else made).to_pylist()
+
+
+def as_pandas(column):
+    """Returns a column as Spark hands it to a pandas UDF: a struct is a data frame."""
+    if pa.types.is_struct(column.type):
+        return pa.Table.from_arrays(column.flatten(), [part.name for part in column.type]).to_pandas()
+    return column.to_pandas()
 
 
 def floats(matrix):

@@ -1,7 +1,11 @@
 """The examples in spark_jobs/conf: every line is explained, and those of this machine are submitted."""
 
 import json
+import os
 import re
+import shutil
+import subprocess
+import sysconfig
 
 import pytest
 from spark_submit import JOBS, last_line, submit
@@ -53,6 +57,30 @@ def test_properties_when_read_then_each_line_is_explained_and_a_synchronous_fit_
     assert "spark.task.resource.gpu.amount" not in settings
 
 
+def test_dockerfile_when_read_then_makes_what_the_example_for_kubernetes_expects():
+    lines = (JOBS / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
+    said = {
+        word: [line.split()[1:] for line in lines if line.startswith(f"{word} ")] for word in ("COPY", "USER", "RUN")
+    }
+    settings = settings_in(CONF / "kubernetes.conf")
+    environment = settings["spark.pyspark.python"].removesuffix("/bin/python")
+    assert any("venv" in words and environment in words for words in said["RUN"])
+    assert ["spark_jobs", "/opt/elephant/spark_jobs"] in said["COPY"]
+    assert "local:///opt/elephant/spark_jobs/train.py" in (CONF / "kubernetes.conf").read_text()
+    sources = [source for words in said["COPY"] for source in words[:-1]]
+    assert [source for source in sources if not (JOBS.parent / source).exists()] == []
+    # No root, and a number: a cluster that forbids root cannot tell who a name is.
+    assert said["USER"][-1] == ["185"]
+
+
+def test_dockerfile_when_linted_then_is_clean():
+    linter = shutil.which("hadolint", path=os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]]))
+    if linter is None:
+        pytest.skip("needs hadolint, which pip installs with elephant-spark[dev]")
+    done = subprocess.run([linter, JOBS / "Dockerfile"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("path", JOB_FILES, ids=lambda path: path.stem)
 def test_job_file_when_read_then_its_job_knows_every_key(path):
     pytest.importorskip("yaml", reason="needs PyYAML, which reads job files")
@@ -62,9 +90,6 @@ def test_job_file_when_read_then_its_job_knows_every_key(path):
 
 
 def test_gpu_addresses_when_there_are_two_gpus_then_are_what_spark_takes(tmp_path):
-    import os
-    import subprocess
-
     tool = tmp_path / "nvidia-smi"
     tool.write_text('#!/bin/sh\n[ "$1" = --query-gpu=index ] && printf "0\\n1\\n"\n')
     tool.chmod(0o755)

@@ -58,6 +58,9 @@ class AsynchronousFit:
         ]
         addresses = [server.address for server in self.servers]
         self.control = ControlClient(addresses, token=token, run_id=self._run["run_id"], layout=self.layout)
+        if config.trains_in_rounds:
+            # Nobody looks at the epochs here: they need not be opened one by one.
+            self.control.open_epochs(config.epochs)
 
     def begin(self, partition, *, attempt=0, index=None, job=None, columns=None):
         """Starts a worker, in the process of its partition's number unless another is given."""

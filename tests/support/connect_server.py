@@ -2,14 +2,12 @@
 
 import importlib.util
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pyspark
-from spark_daemons import await_line, end_with_children, end_with_parent, log_settings
+from spark_daemons import Daemons, await_line, end_with_children, end_with_parent, log_settings
 
 from elephant.cluster.local import ensure_java
 
@@ -52,7 +50,7 @@ def client_command(server, *arguments):
     return [sys.executable, str(_CLIENTS), server.url, *map(str, arguments)], environment
 
 
-class ConnectServer:
+class ConnectServer(Daemons):
     """A server on ``local-cluster``, from ``with`` to the end of the block.
 
     Args:
@@ -66,23 +64,11 @@ class ConnectServer:
     """
 
     def __init__(self, executors=2, *, memory_mb=1024, conf=None):
+        super().__init__()
         self.url = ""
         self._executors = executors
         self._memory_mb = memory_mb
         self._conf = dict(conf or {})
-        self._process = None
-
-    def __enter__(self):
-        self.folder = Path(tempfile.mkdtemp(prefix="elephant-connect-"))
-        try:
-            self._start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *_):
-        self.close()
 
     @property
     def local_folder(self):
@@ -92,12 +78,13 @@ class ConnectServer:
     def _start(self):
         # Before the environment is read, which it adds to.
         ensure_java()
+        self.folder = self._make_folder("connect")
         home = self._home()
         command = [str(home / "bin" / "spark-submit"), "--class", _CLASS, "--name", "elephant-connect"]
         for key, value in {**self._settings(), **self._conf}.items():
             command += ["--conf", f"{key}={value}"]
         with (self.folder / "log").open("wb") as log:
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 command,
                 env=self._environment(home),
                 stdin=subprocess.DEVNULL,
@@ -106,8 +93,10 @@ class ConnectServer:
                 cwd=self.folder,
                 preexec_fn=end_with_parent,
             )
+        # Its executors end with it.
+        self._closing.callback(end_with_children, [process])
         log = self.folder / "log"
-        started = await_line(self._process, log, _STARTED, what="Connect server", timeout_s=START_TIMEOUT_S)
+        started = await_line(process, log, _STARTED, what="Connect server", timeout_s=START_TIMEOUT_S)
         self.url = f"sc://127.0.0.1:{started[1]}"
 
     def _home(self):
@@ -156,9 +145,3 @@ class ConnectServer:
             "spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures": "3",
             "spark.sql.shuffle.partitions": str(self._executors),
         }
-
-    def close(self):
-        """Ends the server, and its executors with it; removes what they wrote."""
-        if self._process is not None:
-            end_with_children([self._process])
-        shutil.rmtree(self.folder, ignore_errors=True)

@@ -3,15 +3,20 @@
 import contextlib
 import ctypes
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import psutil
 
 END_TIMEOUT_S = 10.0
 _POLL_S = 0.05
+# Of what a process has printed, in an error: the end, in characters.
+_SHOWN = 5000
 # <linux/prctl.h>
 _PR_SET_PDEATHSIG = 1
 _LOG4J2 = """\
@@ -25,6 +30,38 @@ appender.console.layout.pattern = %d{{yy/MM/dd HH:mm:ss}} %p %c{{1}}: %m%n%ex
 logger.one.name = {name}
 logger.one.level = {level}
 """
+
+
+class Daemons:
+    """Base of what a test needs from ``with`` to the end of the block: processes, their folder, and an end to all."""
+
+    def __init__(self):
+        self._closing = contextlib.ExitStack()
+
+    def __enter__(self):
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def close(self):
+        """Ends all processes, with what they have started, and removes the folder."""
+        self._closing.close()
+
+    def _start(self):
+        """Starts the processes; enters the end of each thing into `_closing` as soon as it is there."""
+        raise NotImplementedError
+
+    def _make_folder(self, name):
+        """Returns a new folder, which goes after all that is entered into `_closing` from now on."""
+        folder = Path(tempfile.mkdtemp(prefix=f"elephant-{name}-"))
+        self._closing.callback(shutil.rmtree, folder, ignore_errors=True)
+        return folder
 
 
 def log_settings(name, level):
@@ -49,7 +86,7 @@ def await_line(process, log, pattern, *, what, timeout_s):
         if found:
             return found
         if process.poll() is not None or time.monotonic() > deadline:
-            raise RuntimeError(f"The {what} did not start:\n{text}")
+            raise RuntimeError(f"The {what} did not start:\n{text[-_SHOWN:]}")
         time.sleep(_POLL_S)
 
 

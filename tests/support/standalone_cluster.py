@@ -6,21 +6,16 @@ can be given an address and a command that starts it, so that the cluster spread
 """
 
 import contextlib
-import os
-import shutil
 import subprocess
-import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from spark_applications import SparkApplications, find_java, properties, spark_environment
 from spark_daemons import await_line, end_with_children, end_with_parent, log_settings
 
 START_TIMEOUT_S = 150.0
-_ROOT = Path(__file__).resolve().parents[2]
 _MASTER = "org.apache.spark.deploy.master.Master"
 _WORKER = "org.apache.spark.deploy.worker.Worker"
-_MAXIMUM_JAVA = {"3.5": 17}
 
 
 @dataclass(frozen=True)
@@ -41,7 +36,7 @@ class Place:
         return f"[{self.host}]" if ":" in self.host else self.host
 
 
-class StandaloneCluster:
+class StandaloneCluster(SparkApplications):
     """A master and its workers, from ``with`` to the end of the block.
 
     Args:
@@ -72,6 +67,7 @@ class StandaloneCluster:
         master=None,
         variables=None,
     ):
+        super().__init__()
         self.url = ""
         self.worker_processes = []
         self._places = list(places or [Place()] * workers)
@@ -79,19 +75,7 @@ class StandaloneCluster:
         self._cores, self._memory_mb = cores, memory_mb
         self._conf, self._worker_properties = dict(conf or {}), dict(worker_properties or {})
         self._variables = dict(variables or {})
-        self._closing = contextlib.ExitStack()
         self._processes = []
-
-    def __enter__(self):
-        try:
-            self._start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *_):
-        self.close()
 
     @property
     def environment(self):
@@ -101,11 +85,6 @@ class StandaloneCluster:
             "SPARK_CONF_DIR": str(self.folder / "conf"),
             "SPARK_LOCAL_IP": self._master.host,
         }
-
-    @property
-    def python_path(self):
-        """Where its processes look for modules."""
-        return self._environment["PYTHONPATH"]
 
     @property
     def _java_options(self):
@@ -136,47 +115,24 @@ class StandaloneCluster:
             **self._conf,
         }
 
-    def submit(self, script, *arguments, options=(), place=None, timeout_s=300.0, variables=None):
-        """Runs ``spark-submit`` to its end; returns a `subprocess.CompletedProcess` with text of both outputs.
-
-        Args:
-            script: The application.
-            arguments: Of the application.
-            options: Of ``spark-submit``, such as ``("--conf", "spark.task.cpus=1")``.
-            place: Where the driver runs; None puts it beside the master.
-            timeout_s: After which it, and all that it started, is killed.
-            variables: More of its environment.
-
-        Raises:
-            subprocess.TimeoutExpired: It has not ended in time.
-        """
-        with self.started(script, *arguments, options=options, place=place, variables=variables) as process:
-            out, err = process.communicate(timeout=timeout_s)
-        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
     @contextlib.contextmanager
     def started(self, script, *arguments, options=(), place=None, variables=None):
-        """Starts ``spark-submit``, see `submit`; what is left of it when the block ends is killed."""
+        """Starts ``spark-submit``, see `SparkApplications.started`.
+
+        Args:
+            place: Where the driver runs; None puts it beside the master.
+        """
         place = place or self._master
         driver = [f"spark.driver.host={place.url_host}", f"spark.driver.bindAddress={place.url_host}"]
         settings = [word for setting in driver for word in ("--conf", setting)]
-        command = [*place.prefix, str(self.spark / "bin" / "spark-submit"), *settings, *options, str(script)]
-        process = subprocess.Popen(
-            [*command, *map(str, arguments)],
-            env={**self.environment, "SPARK_LOCAL_IP": place.host, **(variables or {})},
-            cwd=self.folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            preexec_fn=end_with_parent,
-        )
-        try:
+        with super().started(
+            script,
+            *arguments,
+            options=(*settings, *options),
+            prefix=place.prefix,
+            variables={"SPARK_LOCAL_IP": place.host, **(variables or {})},
+        ) as process:
             yield process
-        finally:
-            end_with_children([process])
-            for pipe in (process.stdout, process.stderr):
-                pipe.close()
 
     def executor_logs(self):
         """Returns what the executors have printed, by the folder of each."""
@@ -185,20 +141,12 @@ class StandaloneCluster:
             for path in sorted(self.folder.glob("worker-*/app-*/*/stderr"))
         }
 
-    def close(self):
-        """Ends all processes, executors and their Python workers with them, and removes the folder."""
-        self._closing.close()
-
     def _start(self):
         import pyspark
 
-        from elephant.cluster.local import ensure_java
-
         self.spark = Path(pyspark.__file__).parent
-        self.folder = Path(tempfile.mkdtemp(prefix="elephant-standalone-"))
-        self._closing.callback(shutil.rmtree, self.folder, ignore_errors=True)
-        java = ensure_java(maximum=_MAXIMUM_JAVA.get(".".join(pyspark.__version__.split(".")[:2])))
-        self._environment = self._make_environment(java.path)
+        self.folder = self._make_folder("standalone")
+        self._environment = self._make_environment(find_java())
         self._closing.callback(self._end)
         self._write_daemon_conf()
         self._run_daemon("master", self._master, _MASTER, "--port", "0", "--webui-port", "0")
@@ -209,7 +157,7 @@ class StandaloneCluster:
             self._await_line(f"worker-{index}", r"Successfully registered with master")
         (self.folder / "conf").mkdir()
         (self.folder / "conf" / "log4j2.properties").write_text(log_settings("org.apache.spark.deploy", "warn"))
-        (self.folder / "conf" / "spark-defaults.conf").write_text(_properties(self.conf))
+        (self.folder / "conf" / "spark-defaults.conf").write_text(properties(self.conf))
 
     def _run_worker(self, index, place):
         size = ("--cores", str(self._cores), "--memory", f"{self._memory_mb}M")
@@ -219,29 +167,15 @@ class StandaloneCluster:
         )
 
     def _make_environment(self, java):
-        # Nothing of a cluster that the machine may be set up for.
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
-        path = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        return {
-            **kept,
-            "JAVA_HOME": str(java),
-            "SPARK_HOME": str(self.spark),
-            "SPARK_LOCAL_DIRS": str(self.folder / "local"),
-            "PYSPARK_PYTHON": sys.executable,
-            "PYSPARK_DRIVER_PYTHON": sys.executable,
-            "PYTHONPATH": os.pathsep.join(path),
-            "TF_CPP_MIN_LOG_LEVEL": "3",
-            "TMPDIR": str(self.folder / "tmp"),
-            "SPARK_PREFER_IPV6": str(":" in self._master.host),
-            **self._variables,
-        }
+        variables = {"SPARK_PREFER_IPV6": str(":" in self._master.host), **self._variables}
+        return spark_environment(self.spark, java, self.folder, variables)
 
     def _write_daemon_conf(self):
         for name in ("daemons", "local", "tmp"):
             (self.folder / name).mkdir()
         (self.folder / "daemons" / "log4j2.properties").write_text(log_settings("org.apache.spark.deploy", "info"))
         settings = {"spark.master.rest.enabled": "false", **self._worker_properties}
-        (self.folder / "daemons" / "spark-defaults.conf").write_text(_properties(settings))
+        (self.folder / "daemons" / "spark-defaults.conf").write_text(properties(settings))
 
     def _run_daemon(self, name, place, main, *arguments):
         environment = {
@@ -274,7 +208,3 @@ class StandaloneCluster:
     def _end(self):
         # Workers first: one that has lost its master tries to find it again, and says so at length.
         end_with_children([*self._processes[1:], *self._processes[:1]])
-
-
-def _properties(settings):
-    return "".join(f"{name} {value}\n" for name, value in settings.items())

@@ -19,17 +19,17 @@ def forked_ranks(folder):
     Args:
         folder: Where the server's files are, and the ranks' work folders.
     """
-    from elephant import testing
+    from elephant.driver import local_ranks
     from elephant.task import warm_processes
 
-    spec = functools.partial(testing.TaskSpec, warm=warm_processes.WarmWorkers(limit=SERVERS, idle_s=IDLE_S))
+    spec = functools.partial(local_ranks.TaskSpec, warm=warm_processes.WarmWorkers(limit=SERVERS, idle_s=IDLE_S))
     with (
         mock.patch.dict(os.environ, SPARK_LOCAL_DIRS=str(folder)),
         # A server forks for what its executor has started, such as this process.
         mock.patch.object(warm_processes, "executor_above", lambda process: (os.getppid(), "0")),
         # Pytest puts the name of the test into the environment, and each environment has a server of its own.
         mock.patch.object(warm_processes, "_OF_TASK", (*warm_processes._OF_TASK, "PYTEST_")),
-        mock.patch.object(testing, "TaskSpec", spec),
+        mock.patch.object(local_ranks, "TaskSpec", spec),
     ):
         yield
 

@@ -35,6 +35,11 @@ from elephant.task.predict_task import (
     unpacked_outputs,
 )
 
+NEEDS_TENSORFLOW = pytest.mark.skipif(
+    keras.config.backend() != "tensorflow",
+    reason="layers of text, and functions that count their traces, are TensorFlow's",
+)
+
 
 def compiled(inputs, outputs, loss="mse"):
     model = keras.Model(inputs, outputs)
@@ -173,6 +178,7 @@ def test_outputs_when_they_travel_then_are_what_keras_gives_for_each_row(
         np.testing.assert_allclose(made, both[0][0], rtol=1e-5, atol=1e-6)
 
 
+@NEEDS_TENSORFLOW
 def test_predict_when_inputs_are_text_and_sparse_then_equals_keras():
     keras.utils.set_random_seed(0)
     word = keras.Input((1,), dtype="string", name="word")
@@ -211,6 +217,7 @@ def identity(width=3):
     return compiled(inputs, keras.layers.Activation("linear")(inputs))
 
 
+@NEEDS_TENSORFLOW
 def test_predict_when_batches_are_of_odd_sizes_then_traces_the_model_once():
     prediction = prediction_of(identity(), DataSchema(inputs=(Field("f", ("x",), "float32", DENSE, (3,)),)))
     sizes = [5, 1, 0, 9, 2]

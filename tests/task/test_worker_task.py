@@ -89,7 +89,7 @@ def fit(tmp_path):
             program="asynchronous",
             driver_versions=installed_versions(),
             job=cloudpickle.dumps(job),
-            backend="tensorflow",
+            backend=keras.config.backend(),
             schema=job.schema,
             timeouts=Timeouts(),
         )

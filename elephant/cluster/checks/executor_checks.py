@@ -28,7 +28,7 @@ from elephant.errors import first_line
 FLOOR_BYTES = 64 << 20
 SCARCE_BYTES = 1 << 30
 # The oldest pyarrow that elephant works with, as setup.py has it, and PySpark from 4.2 on.
-_OLDEST_ARROW, _OLDEST_ARROW_SINCE_4_2 = 15, 18
+_OLDEST_ARROW, _OLDEST_ARROW_SINCE_4_2 = "14.0.1", "18"
 _NAMED = 3
 _ONE_ENVIRONMENT = "Ship one environment to all of them (spark.archives, or PYSPARK_PYTHON)."
 _FIREWALL = (
@@ -125,11 +125,11 @@ def check_elephant(facts: Sequence[ExecutorFacts], driver: ExecutorFacts) -> Che
     return _compared("elephant", expected, wrong, good=driver.elephant, remedy=remedy)
 
 
-def oldest_arrow(spark_version: str) -> int:
-    """Returns the first major version of pyarrow that goes with a version of PySpark.
+def oldest_arrow(spark_version: str) -> str:
+    """Returns the first version of pyarrow that goes with a version of PySpark.
 
     >>> oldest_arrow("3.5.9"), oldest_arrow("4.2.0")
-    (15, 18)
+    ('14.0.1', '18')
     """
     return _OLDEST_ARROW_SINCE_4_2 if release(spark_version) >= Version("4.2") else _OLDEST_ARROW
 
@@ -140,7 +140,7 @@ def check_arrow(facts: Sequence[ExecutorFacts], driver: ExecutorFacts) -> CheckR
     version = driver.packages.get("pyarrow", "none")
     versions = {one.place: one.packages.get("pyarrow", "none") for one in facts}
     oldest = oldest_arrow(driver.packages.get("pyspark", ""))
-    old = [(place, found) for place, found in versions.items() if release(found).major < oldest]
+    old = [(place, found) for place, found in versions.items() if release(found) < Version(oldest)]
     if old:
         expected = f"pyarrow {oldest} or newer on every executor"
         return _compared("Arrow", expected, old, good="", remedy=f"Install pyarrow=={version} there.")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from elephant.backends import BACKENDS, DEFAULT, asked_for
@@ -39,9 +40,12 @@ _PACKAGES = ("pyspark", "pandas", "pyarrow", "numpy", "keras")
 _SPARK_CORE = re.compile(r"spark-core_[\d.]+-(\d[\w.]*)\.jar")
 
 # What setup.py demands.
-_OLDEST = {"keras": "3.12.4", "numpy": "1.26", "pyspark": "3.5"} | {
+_OLDEST = {"keras": "3.12.4", "numpy": "1.23.5", "pyspark": "3.5"} | {
     name: backend.oldest for name, backend in BACKENDS.items()
 }
+# Newer ones that it does not take: they run code that a model's file brings.
+_REFUSED = {"keras": ("3.13.*", "3.14.*", "3.15.0")}
+_OLDEST_PANDAS = "1.5.3"
 _FIRST_OF_WARNINGS_OF_PANDAS_3 = Version("4.2")
 
 
@@ -149,7 +153,7 @@ def check_driver_python(python: str, spark_version: str, *, has_distutils: bool)
 def check_packages(versions: Mapping[str, str], backend: str) -> list[CheckResult]:
     """Returns whether the driver's packages are there, and new enough."""
     wanted = ["pyspark", "keras", "numpy", "pyarrow"] + ([backend] if backend in _OLDEST else [])
-    oldest = {**_OLDEST, "pyarrow": str(oldest_arrow(versions.get("pyspark", "")))}
+    oldest = {**_OLDEST, "pyarrow": oldest_arrow(versions.get("pyspark", ""))}
     check_results = [_check_package(name, versions.get(name, ""), oldest[name]) for name in wanted]
     if backend not in BACKENDS:
         remedy = "Set KERAS_BACKEND to one of them, for driver and executors (spark.executorEnv.KERAS_BACKEND)."
@@ -159,27 +163,29 @@ def check_packages(versions: Mapping[str, str], backend: str) -> list[CheckResul
 
 
 def _check_package(name: str, version: str, oldest: str) -> CheckResult:
-    remedy = f"Run pip install '{name}>={oldest}'."
+    refused = _REFUSED.get(name, ())
+    wanted = ",".join([f">={oldest}", *(f"!={one}" for one in refused)])
+    remedy = f"Run pip install '{name}{wanted}'."
     return check_result(
         name,
-        release(version) >= Version(oldest),
-        expected=f"{name} {oldest} or newer",
+        release(version) in SpecifierSet(wanted),
+        expected=f"{name} {oldest} or newer" + (f", and none of {', '.join(refused)}" if refused else ""),
         received=version or "not installed",
         remedy="Run pip install 'elephant-spark[local]'." if name in ("pyspark", DEFAULT) else remedy,
     )
 
 
 def _check_pandas(version: str, spark_version: str) -> CheckResult:
-    expected = "pandas 2, which PySpark's conversions and predict_udf use"
+    expected = f"pandas {_OLDEST_PANDAS} to 2, which PySpark's conversions and predict_udf use"
     if release(version) >= Version("3") and release(spark_version) >= _FIRST_OF_WARNINGS_OF_PANDAS_3:
         expected = f"pandas 2, which PySpark {spark_version} recommends"
     return check_result(
         "pandas",
-        Version("2") <= release(version) < Version("3"),
+        Version(_OLDEST_PANDAS) <= release(version) < Version("3"),
         otherwise=WARNING,
         expected=expected,
         received=version or "not installed",
-        remedy="Run pip install 'pandas>=2,<3'.",
+        remedy=f"Run pip install 'pandas>={_OLDEST_PANDAS},<3'.",
     )
 
 

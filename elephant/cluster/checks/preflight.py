@@ -161,6 +161,7 @@ class Requirements:
     num_workers: int
     name: str = "numWorkers"  # what the user calls that number
     synchronous: bool = True  # all workers run at the same time, as a barrier stage
+    in_rounds: bool = False  # all workers run at the same time, as tasks of an ordinary stage
     servers: int = 0  # parameter servers on executors
     backend: str | None = None  # None leaves it to Keras
     keras: bool = True
@@ -178,6 +179,7 @@ class Requirements:
         return cls(
             num_workers=config.num_workers,
             synchronous=config.is_synchronous,
+            in_rounds=config.trains_in_rounds,
             servers=config.asynchronous.parameter_servers if on_executors else 0,
             backend=backend,
             rows_bytes=rows_bytes,
@@ -189,7 +191,12 @@ class Requirements:
     @property
     def slots(self) -> int:
         """Task slots without which nothing begins."""
-        return self.num_workers if self.synchronous else self.servers + 1
+        return self.servers + (self.num_workers if self.together else 1)
+
+    @property
+    def together(self) -> bool:
+        """True if all workers run at the same time."""
+        return self.synchronous or self.in_rounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,6 +253,7 @@ def check_session(
         "name": requirements.name,
         "num_workers": requirements.num_workers,
         "synchronous": requirements.synchronous,
+        "together": requirements.together,
         "servers": requirements.servers,
     }
     check_results = run_phase(Phase.SETTINGS, **facts)

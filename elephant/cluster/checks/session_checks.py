@@ -49,25 +49,32 @@ def check_devices(plan: ResourcePlan | None, obstacle: str) -> CheckResult:
     return check_result(name, OK, expected=expected, received=received)
 
 
-@check(Phase.SLOTS, when=lambda facts: facts["synchronous"] and not facts["dynamic"])
+@check(Phase.SLOTS, when=lambda facts: facts["together"] and not facts["dynamic"])
 def check_slots(
-    name: str, num_workers: int, slots: int | None, settings: Mapping[str, str], *, resource: str = ""
+    name: str,
+    num_workers: int,
+    slots: int | None,
+    settings: Mapping[str, str],
+    *,
+    resource: str = "",
+    servers: int = 0,
 ) -> CheckResult:
     """Returns whether all ranks of a synchronous fit can run at the same time; with no slots known, by the settings.
 
-    A task takes a resource besides its cores, such as ``1 gpu``.
+    A task takes a resource besides its cores, such as ``1 gpu``. Parameter servers on executors take slots besides.
     """
     slots = configured_slots(settings) if slots is None else slots
+    needed = num_workers + servers
     return check_result(
-        f"{name}={num_workers}",
-        UNKNOWN if slots is None else slots >= num_workers,
-        expected=f"{num_workers} task slots at the same time" + (f", each with {resource}" if resource else ""),
+        f"{name}={num_workers}" + (f" and parameterServers={servers} on executors" if servers else ""),
+        UNKNOWN if slots is None else slots >= needed,
+        expected=f"{needed} task slots at the same time" + (f", each with {resource}" if resource else ""),
         received="a session that does not tell; Spark's own check remains" if slots is None else slots,
-        remedy="" if slots is None else _remedy(name, num_workers, slots, settings, resource),
+        remedy="" if slots is None else _remedy(name, needed, slots, settings, resource),
     )
 
 
-@check(Phase.SLOTS, when=lambda facts: not facts["synchronous"] and not facts["dynamic"])
+@check(Phase.SLOTS, when=lambda facts: not facts["together"] and not facts["dynamic"])
 def check_some_slot(num_workers: int, slots: int | None, settings: Mapping[str, str], *, servers: int) -> CheckResult:
     """Returns whether one worker of an asynchronous fit can run, besides its parameter servers.
 
@@ -131,12 +138,12 @@ def _why_no_executor(settings: Mapping[str, str]) -> str:
 
 @check(Phase.SETTINGS)
 def check_dynamic_allocation(
-    settings: Mapping[str, str], *, num_workers: int, synchronous: bool, servers: int = 0
+    settings: Mapping[str, str], *, num_workers: int, synchronous: bool, servers: int = 0, together: bool = False
 ) -> CheckResult:
     """Returns whether executors that come and go are in the way of a fit.
 
-    Spark refuses a barrier stage with it. Asynchronous workers are ordinary tasks; their rows are behind a shuffle,
-    which must outlive the executors that wrote it.
+    Spark refuses a barrier stage with it. Asynchronous workers, and those that train in rounds, are ordinary tasks;
+    their rows are behind a shuffle, which must outlive the executors that wrote it.
     """
     name, per_executor = ALLOCATION, _slots_per_executor(settings)
     instances = max(math.ceil(num_workers / per_executor), 1)
@@ -146,16 +153,18 @@ def check_dynamic_allocation(
     if synchronous:
         remedy = (
             f"Set it to false, and spark.executor.instances={instances} or more (spark.cores.max on a standalone "
-            "cluster), when the application starts; or train with mode='asynchronous', which runs with it."
+            "cluster), when the application starts; or train with aggregation='server' or mode='asynchronous', which "
+            "run with it."
         )
         expected = f"{DYNAMIC_ALLOCATION}=false: Spark refuses a barrier stage otherwise"
         return check_result(name, FAILURE, expected=expected, received="true", remedy=remedy)
     most = whole_number(settings, "spark.dynamicAllocation.maxExecutors", _NO_LIMIT) * per_executor
-    if most <= servers:
+    if most < servers + (num_workers if together else 1):
+        workers = f"{num_workers} workers at the same time" if together else "at least one worker"
         return check_result(
             name,
             FAILURE,
-            expected=f"room for {servers} parameter servers and at least one worker",
+            expected=f"room for {servers} parameter servers and {workers}",
             received=f"at most {most} task slots (spark.dynamicAllocation.maxExecutors)",
             remedy=f"Set spark.dynamicAllocation.maxExecutors={math.ceil((servers + num_workers) / per_executor)}.",
         )
@@ -348,11 +357,9 @@ def overhead_mb(settings: Mapping[str, str]) -> int:
     set_to = settings.get("spark.executor.memoryOverhead", "")
     if set_to:
         return _megabytes(set_to)
-    kubernetes = settings.get("spark.master", "").startswith("k8s")
-    # Kubernetes takes four times as much for programs that are not for the JVM.
-    default = "0.4" if kubernetes else "0.1"
+    # In cluster mode on Kubernetes, Spark itself sets the second one, to 0.4 for Python; in client mode it does not.
     factor = settings.get("spark.executor.memoryOverheadFactor") or settings.get(
-        "spark.kubernetes.memoryOverheadFactor", default
+        "spark.kubernetes.memoryOverheadFactor", "0.1"
     )
     return max(int(_megabytes(settings.get("spark.executor.memory", "1g")) * float(factor)), 384)
 

@@ -37,7 +37,7 @@ class WorkerReporter(StepReporter, Protocol):
 class AveragedState(Protocol):
     """The part of a worker's connections that averages what is no weight."""
 
-    def average_state(self, state: np.ndarray, weight: float) -> np.ndarray:
+    def average_state(self, state: np.ndarray, weight: float, epochs: int = 0) -> np.ndarray:
         """Returns the average over the workers."""
 
 
@@ -143,7 +143,11 @@ class WorkerSteps(keras.callbacks.Callback):
 
 
 class WorkerEpochs(keras.callbacks.Callback):
-    """End of a worker's epochs: pushes what it has learned, averages its state, evaluates its rows, and reports all."""
+    """End of a worker's epochs: pushes what it has learned, averages its state, evaluates its rows, and reports all.
+
+    Args:
+        in_rounds: Whether all workers take the same steps together.
+    """
 
     def __init__(
         self,
@@ -155,8 +159,11 @@ class WorkerEpochs(keras.callbacks.Callback):
         position: TrainingPosition,
         reporter: WorkerReporter,
         callbacks: Sequence[keras.callbacks.Callback],
+        *,
+        in_rounds: bool = False,
     ) -> None:
         super().__init__()
+        self._in_rounds = in_rounds
         self._partition = partition
         self._plan = plan
         self._feed = feed
@@ -181,7 +188,8 @@ class WorkerEpochs(keras.callbacks.Callback):
         if not self._exchange.stop:
             self._exchange.flush()
         if complete and not self._exchange.stop:
-            self.average_state(self._rows_of_epoch(epoch, 0), steps=self._position.taken)
+            steps = 0 if self._in_rounds else self._position.taken
+            self.average_state(self._rows_of_epoch(epoch, 0), steps=steps, epochs=epoch + 1)
         self._report(epoch, logs, sums, stopped=not complete)
         self.model.stop_training = self.model.stop_training or self._exchange.stop
 
@@ -194,11 +202,13 @@ class WorkerEpochs(keras.callbacks.Callback):
         )
         self._report(epoch, {}, np.empty(0), stopped=False)
 
-    def average_state(self, weight: float, steps: int = 0) -> None:
+    def average_state(self, weight: float, steps: int = 0, epochs: int = 0) -> None:
         """Gives the model the average of all workers' moving statistics.
 
         Args:
             weight: What this worker's own count in it; with zero it only takes.
+            steps: Steps that each of the others is taken to have made besides; zero where all made the same ones.
+            epochs: Epochs that have ended.
         """
         statistics = moving_statistics(self.model)
         if not statistics:
@@ -208,7 +218,7 @@ class WorkerEpochs(keras.callbacks.Callback):
             # Nobody knows the others' steps: they are taken to be as many.
             momentum, workers = momenta(self.model, statistics), self._plan.world_size
             state = steps_of_all(self._own, self._base, state, momentum, steps=steps, workers=workers)
-        average = self._servers.average_state(state, float(weight))
+        average = self._servers.average_state(state, float(weight), epochs)
         self._own = state if weight else average
         assign_flat(statistics, average)
         self._base = flatten(statistics)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -71,6 +71,7 @@ class StepExchange(WorkerExchange):
     """Pushes every step's gradients from within the compiled step.
 
     Args:
+        rows_at: Returns the rows of this worker's step of a number, from zero.
         hook: Of a model whose step was traced before there were servers; None attaches one.
     """
 
@@ -83,11 +84,13 @@ class StepExchange(WorkerExchange):
         *,
         background: bool,
         num_servers: int,
+        rows_at: Callable[[int], int],
         hook: PushHook | None = None,
     ) -> None:
         super().__init__(position)
         self._servers = servers
         self._layout = layout
+        self._rows_at = rows_at
         clip = without_clipping(translate(model.optimizer, layout))[1] if num_servers > 1 else None
         clipping = None if clip is None else clipping_of(clip, layout)
         self._pusher = GradientPusher(servers, layout, background=background, clipping=clipping)
@@ -121,7 +124,8 @@ class StepExchange(WorkerExchange):
         yield
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        self._pusher.begin_step(self._position.number)
+        number = self._position.number
+        self._pusher.begin_step(number, self._rows_at(number - 1))
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         self.stop = self._pusher.stop

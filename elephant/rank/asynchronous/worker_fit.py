@@ -7,6 +7,7 @@ of batches follows from the fit's seed, so that no row is left out and none coun
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ from elephant.rank.asynchronous.push_strategies import (
     WorkerExchange,
     check_local_optimizers,
 )
+from elephant.rank.asynchronous.round_checks import check_rounds, try_losses_out
 from elephant.rank.callbacks.rank_callbacks import CallbackOrder, StepProgress, in_order
 from elephant.rank.input.feed import BatchFeed
 from elephant.rank.input.preprocessed_shard import prepared_rows
@@ -40,6 +42,8 @@ from elephant.rank.metrics.batch_means import count_rows
 from elephant.rank.rank_info import RankInfo
 from elephant.rank.rank_progress import StepTimes, TrainingPosition
 from elephant.rank.traced_step import TracedStep, leave_loops_of_server
+from elephant.rank.trials.coupling import RankLosses
+from elephant.rank.trials.loss_watch import LossWatch
 
 if TYPE_CHECKING:
     from elephant.config import FitConfig
@@ -57,6 +61,8 @@ def check_model(model: keras.Model, config: FitConfig) -> None:
         check_gradient_push(model)
     else:
         check_local_optimizers(model, config)
+    if config.trains_in_rounds:
+        check_rounds(model, config)
 
 
 def train_worker(
@@ -109,7 +115,7 @@ class _Worker:
         reporter: WorkerReporter,
         traced_step: TracedStep | None,
     ) -> None:
-        partition, self._config = rank_info.rank, job.config
+        partition, self._config, self._plan = rank_info.rank, job.config, plan
         set_up_process()
         self._servers = servers
         shard, self._changes = prepared_rows(job, shard, LocalCommunicator(), partition)
@@ -137,8 +143,20 @@ class _Worker:
             times = StepTimes(reporter, partition, rank_info.world_size, self._feed, self._exchange, self._position)
         evaluated = own if times is None else [*own, times]
         self._epochs = WorkerEpochs(
-            partition, plan, self._feed, self._exchange, servers, self._position, reporter, callbacks=evaluated
+            partition,
+            plan,
+            self._feed,
+            self._exchange,
+            servers,
+            self._position,
+            reporter,
+            callbacks=evaluated,
+            in_rounds=job.config.trains_in_rounds,
         )
+        trial = None
+        if job.config.trains_in_rounds and plan.world_size > 1:
+            losses = None if traced_step is None else traced_step.losses
+            trial = try_losses_out(losses or RankLosses(self._model, None), self._model, self._feed, job.config)
         epochs, exchange = job.config.epochs, self._exchange
         events = BatchEvents(own, progress, self._position, epochs=epochs, exchange=exchange, reporter=reporter)
         callbacks: dict[CallbackOrder, Sequence[Any]] = {
@@ -147,6 +165,8 @@ class _Worker:
             CallbackOrder.EPOCH: [self._epochs],
             CallbackOrder.OF_USER: [events],
         }
+        if trial is not None:
+            callbacks[CallbackOrder.LOSSES] = [LossWatch(trial, allowed=job.config.allow_batch_coupled_loss)]
         self._callbacks = in_order(callbacks, times)
         for callback in (self._exchange, self._epochs):
             callback.set_model(self._model)
@@ -161,6 +181,7 @@ class _Worker:
                 self._position,
                 background=config.asynchronous.background_exchange,
                 num_servers=len(rank_info.servers),
+                rows_at=functools.partial(self._plan.rows_at, rank_info.rank),
                 hook=hook,
             )
         return WindowExchange(self._servers, layout, config, self._position)

@@ -45,6 +45,7 @@ class CallbackOrder(Enum):
     IDLE = auto()  # undoes what steps without rows did, before anything looks at the model
     EXCHANGE = auto()  # gives the model the weights that ranks, or workers and servers, have agreed on
     EPOCH = auto()  # makes the epoch's numbers those of all workers, so that the user's callbacks see them
+    WHOLE = auto()  # puts a divided model together for those that look at it
     OF_USER = auto()
     OUTSIDE = auto()  # shares the variables that the user's callbacks have set
     FILES = auto()  # copies the files that they have written
@@ -167,14 +168,13 @@ class GlobalEpoch(keras.callbacks.Callback):
     def __init__(
         self,
         communicator: Communicator,
-        plan: EpochPlan,
         weight: RankWeight,
         validation_batches: Callable[[], Any],
         callbacks: Sequence[keras.callbacks.Callback],
     ) -> None:
         super().__init__()
         self._communicator = communicator
-        self._plan = plan
+        self._plan = weight.plan
         self._weight = weight
         self._validation_batches = validation_batches
         self._callbacks = _TestCallbacks(list(callbacks))

@@ -210,6 +210,10 @@ class BatchFeed:
         """Natural shape of a row of each array column, by role."""
         return self._changed.row_shapes
 
+    def stand_in(self) -> Any:
+        """Returns a batch of rows that count for nothing, in the form of `validation_batches`."""
+        return self._tensors.assembled(self._tensors.arrays(self._stand_in))
+
     def training_batches(self, first_epoch: int = 0, first_step: int = 0) -> Any:
         """Returns the batches of all epochs in turn, without end, in a form that Keras' fit takes.
 
@@ -341,4 +345,4 @@ def _needs_content_order(config: FitConfig) -> bool:
     A worker that is run again goes on where its predecessor ended, and must meet the same rows there; so must
     the ranks of a fit that goes on from a checkpoint.
     """
-    return config.shuffle and (config.mode != "synchronous" or config.checkpoint_path is not None)
+    return config.shuffle and (not config.is_synchronous or config.checkpoint_path is not None)

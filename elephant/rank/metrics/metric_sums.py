@@ -66,6 +66,8 @@ class MetricSums:
 
     def add(self, batch: Batch, num_rows: int) -> None:
         """Takes one batch: ``x``, ``y`` and ``sample_weight``, None for what there is not."""
+        # Keras 3.12 goes on from the state of the batch before; later ones begin anew.
+        self._model.reset_metrics()
         logs = self._model.test_on_batch(*batch, return_dict=True)
         sums = flatten(metric_variables(self._model))
         self._sums = sums if self._num_rows == 0 else self._sums + sums

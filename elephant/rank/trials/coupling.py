@@ -19,6 +19,7 @@ from keras import ops
 from elephant.backends import current
 from elephant.backends.gradient_averager import GradientAverager
 from elephant.backends.keras_private import compiled_loss, loss_options, replace_losses
+from elephant.errors import UnsupportedError
 from elephant.modeling.model_info import loss_name
 from elephant.rank.trials.row_dependence import mask_of
 
@@ -80,13 +81,14 @@ class RankLosses:
 
     Args:
         model: A compiled model; its ``train_step`` and the losses that it was compiled with are replaced.
+        averager: Of the ranks' gradients; None where a server weighs them by rows, and knows nothing else of losses.
 
     Attributes:
         weigh: What is made of a loss' value; None where it stays, as in validation.
         losses: The losses, once Keras has made them of what was compiled.
     """
 
-    def __init__(self, model: keras.Model, averager: GradientAverager) -> None:
+    def __init__(self, model: keras.Model, averager: GradientAverager | None) -> None:
         self.weigh: _Weigh | None = None
         self.losses: list[RankLoss] = []
         self._averager = averager
@@ -136,6 +138,9 @@ class RankLosses:
         if loss.is_by_row and elements is None:
             return value
         averager = self._averager
+        if averager is None:
+            require_mean_of_rows(loss, counts_elements=elements is not None)
+            return value
 
         def factor(*known: np.ndarray) -> list[np.ndarray]:
             found = loss.factor(averager.share(), float(known[0]) if known else None, total)
@@ -147,6 +152,16 @@ class RankLosses:
         given = [] if elements is None else [elements]
         (of_ranks,) = current().call_on_host(averager.noting_failure(factor), given, [((), "float32")])
         return value * ops.cast(of_ranks, value.dtype)
+
+
+def require_mean_of_rows(loss: RankLoss, *, counts_elements: bool) -> None:
+    """Raises UnsupportedError for a loss that a server cannot average, which weighs gradients by rows alone."""
+    if loss.kind == SUM or (loss.kind == ELEMENTS and counts_elements):
+        received = "a sum" if loss.kind == SUM else "a mean over elements, such as those that a mask leaves"
+        raise UnsupportedError(
+            "loss: expected a mean over the rows of a batch with aggregation='server', which weighs the gradients of "
+            f"workers by their rows. Received: {loss.name!r}, which is {received}. Use aggregation='allreduce'."
+        )
 
 
 def is_by_row(loss: Any) -> bool:

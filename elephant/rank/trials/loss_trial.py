@@ -309,7 +309,8 @@ def refuse(found: Sequence[str], *, allowed: bool) -> None:
         return
     if not allowed:
         raise UnsupportedError(
-            found[0] + "Or pass allowBatchCoupledLoss=True: each worker then computes it on the rows of its own batch."
+            found[0] + "Or pass allowBatchCoupledLoss=True: each worker then computes it on the rows of its own batch, "
+            "unless elephant.training.ops brings it those of the others."
         )
     warnings.warn(found[0] + "allowBatchCoupledLoss=True lets it be so.", stacklevel=3)
 

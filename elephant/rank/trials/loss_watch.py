@@ -15,7 +15,8 @@ from elephant.rank.trials.loss_trial import LossTrial, refuse
 
 logger = logging.getLogger(__name__)
 
-# The watch may take this part of the time that the fit has taken so far.
+# The watch may take this part of the time that the fit has taken so far, besides its first turn: in that, JAX compiles
+# for so many rows what later turns call again.
 _PART = 0.05
 # The watch begins after the first epoch, or after as many short ones as have this together.
 _ENOUGH_S = 1.0
@@ -34,6 +35,7 @@ class LossWatch(keras.callbacks.Callback):
         self._trial: LossTrial | None = trial
         self._allowed = allowed
         self._began = self._spent_s = 0.0
+        self._is_compiled = False
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._began = time.monotonic()
@@ -43,7 +45,8 @@ class LossWatch(keras.callbacks.Callback):
         if self._trial is None or self._spent_s > _PART * (now - self._began):
             return
         found = self._tried(self._trial)
-        self._spent_s += time.monotonic() - now
+        self._spent_s += time.monotonic() - now if self._is_compiled else 0.0
+        self._is_compiled = True
         if found or self._trial.has_tried_all:
             self._trial = None
         refuse(found, allowed=self._allowed)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -39,9 +38,9 @@ from elephant.backends.gradient_kinds import (
 from elephant.backends.keras_private import replaced_draws, replaced_normalization
 from elephant.collective.communicator import LocalCommunicator
 from elephant.compression import Codec
-from elephant.errors import UnsupportedError
 from elephant.modeling.model_info import has_own_step
 from elephant.modeling.variables import optimizers_of, shared_generator, state_variables
+from elephant.rank.trials.loss_trial import refuse
 
 logger = logging.getLogger(__name__)
 
@@ -90,22 +89,17 @@ def rehearse(model: keras.Model, averager: GradientAverager, batch: _Batch, *, a
         # Its losses are weighted by themselves.
         return GradientInfo(places=found.places)
     if unlike:
-        _refuse(unlike, allowed)
+        refuse([_advice(unlike)], allowed=allowed)
     return found
 
 
-def _refuse(unlike: Sequence[str], allowed: bool) -> None:
-    text = (
+def _advice(unlike: Sequence[str]) -> str:
+    return (
         "train_step: expected gradients that are means over the rows of a batch, or sums over them, without which N "
         f"workers do not give what one process does. Received: others, of {', '.join(unlike[:3])}. Take a loss of each "
         "row, and let the step apply gradients of its mean or its sum as they are: no clipping before the optimizer "
         "(it has clipnorm and global_clipnorm), no loss over pairs of rows, no sum beside a mean. "
     )
-    if not allowed:
-        raise UnsupportedError(
-            text + "Or pass allowBatchCoupledLoss=True: each worker then computes it on the rows of its own batch."
-        )
-    warnings.warn(text + "allowBatchCoupledLoss=True lets it be so.", stacklevel=3)
 
 
 class _Stage:
@@ -180,6 +174,7 @@ class _Totals(LocalCommunicator):
     """Sums over all ranks that a step asks for: in a rehearsal those of the whole, which its parts are then told."""
 
     def __init__(self, whole: _Totals | None) -> None:
+        super().__init__()
         self._whole = whole
         self._asked: list[np.ndarray] = []
 

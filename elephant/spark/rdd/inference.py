@@ -1,22 +1,21 @@
-"""Prediction and evaluation over an RDD."""
+"""Prediction and evaluation over an RDD, as the driver plans them; nothing here runs in Spark's Python workers."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
 import numpy as np
 from pyspark import RDD
 
+from elephant.cluster.row_source import with_marks
 from elephant.cluster.spark_private import parts_of_rdd
 from elephant.config import FitConfig
-from elephant.data.ragged import RaggedArray, Values
 from elephant.data.records import RecordPlan
-from elephant.data.schema import pack
 from elephant.errors import ConfigurationError, DataError
 from elephant.spark.conversions import to_simple_rdd
-from elephant.task.predict_task import Prediction, predict_chunks
+from elephant.task.predict_task import Prediction, predict_records
 
 
 def require_rdd(caller: str, value: Any) -> None:
@@ -49,11 +48,7 @@ def marked(rdd: RDD[Any], validation_data: Any, config: FitConfig) -> RDD[Any]:
             f"Received: {config.validation_fraction}."
         )
     kept = validation_data if isinstance(validation_data, RDD) else to_simple_rdd(rdd.context, *validation_data)
-    return rdd.map(functools.partial(_with_mark, False)).union(kept.map(functools.partial(_with_mark, True)))
-
-
-def _with_mark(mark: bool, record: Any) -> tuple[Any, bool]:
-    return record, mark
+    return with_marks(rdd, kept)
 
 
 class Predictions(RDD[Any]):
@@ -89,23 +84,6 @@ class Predictions(RDD[Any]):
 def predict(rdd: RDD[Any], prediction: Prediction, plan: RecordPlan) -> Predictions:
     """Returns the model's predictions; lazy, as all of Spark."""
     return Predictions(rdd.mapPartitions(functools.partial(predict_records, prediction, plan)))
-
-
-def predict_records(prediction: Prediction, plan: RecordPlan, records: Iterable[Any]) -> Iterator[Any]:
-    """Yields the predictions for one partition; the function that ``mapPartitions`` runs."""
-    chunks = (batch.columns for batch in plan.batches(records))
-    for batches in prediction.model.compute(functools.partial(predict_chunks, prediction), chunks):
-        for outputs in batches:
-            for row in zip(*map(_rows, outputs), strict=True):
-                yield pack(prediction.outputs, row)
-
-
-def _rows(values: Values) -> Iterable[np.ndarray]:
-    """Yields the values of an output for each row; sequences are of different lengths."""
-    if not isinstance(values, RaggedArray):
-        return values
-    starts, elements = values.offsets, values.buffers[0]
-    return (elements[start:stop] for start, stop in zip(starts[:-1], starts[1:], strict=True))
 
 
 def split_inputs(data: Any, widths: Sequence[int]) -> Any:

@@ -82,7 +82,8 @@ def fit_config(options: Mapping[str, Any], port: int | None, **given: Any) -> Fi
     """
     given_class_weight(options)
     values = {name: value for name, value in options.items() if name not in _OF_ROWS}
-    return limited(FitConfig.of({**values, **given, "port": None if given["mode"] == "synchronous" else port}))
+    has_servers = given["mode"] != "synchronous" or options.get("aggregation") == "server"
+    return limited(FitConfig.of({**values, **given, "port": port if has_servers else None}))
 
 
 def given_class_weight(options: Mapping[str, Any]) -> dict[int, float] | str | None:
@@ -126,7 +127,7 @@ def chosen_workers(
         chosen = max(slots - servers, 1)
         note(f"{chosen} workers for {num_partitions} partitions: the cluster has {slots} task slots")
         return chosen
-    if not config.is_synchronous:
+    if not config.takes_steps_together:
         return wanted
     slots = awaited_slots(session, wanted, config.timeouts.slots_s, note, profile)
     if slots is None or not 0 < slots < wanted:

@@ -33,6 +33,7 @@ from pyspark.sql import SparkSession
 
 from elephant.backends import BACKENDS
 from elephant.cluster.session import jvm_context, release
+from elephant.cluster.spark_job import SparkWords
 from elephant.cluster.spark_private import clear_for_overwrite, metadata_text, reset_uid, set_param_values
 from elephant.data.json_types import require_parts, require_types
 from elephant.data.schema import RowSpec
@@ -143,12 +144,14 @@ class StageWriter(MLWriter):
 
     def saveImpl(self, path: str) -> None:
         """Writes to a path that does not exist, or that ``overwrite()`` has cleared."""
-        _save(self, self._stage, path, self._stage._parts())
+        with _known_to_hadoop(path):
+            _save(self, self._stage, path, self._stage._parts())
 
     def _handleOverwrite(self, path: str) -> None:
         # Without a JVM each file takes the place of the one before, and the metadata tell which ones count.
         if jvm_context(self.sparkSession) is not None:
-            clear_for_overwrite(self, spark_form(path))
+            with _known_to_hadoop(path):
+                clear_for_overwrite(self, spark_form(path))
 
 
 class StageReader(MLReader[Any]):
@@ -160,7 +163,7 @@ class StageReader(MLReader[Any]):
 
     def load(self, path: str, *, trusted: bool | None = None) -> Any:
         """Returns the stage that was written to the path; the arguments are those of `SavedStage.load`."""
-        with _readable(path):
+        with _readable(path), _known_to_hadoop(path):
             metadata, contents = _read(self, self._cls, path)
         return stage_of(self._cls, metadata, contents, path, trusted=is_trusted(trusted, self.sparkSession))
 
@@ -198,6 +201,21 @@ def _readable(path: str) -> Iterator[None]:
         raise ConfigurationError(
             f"load: {path}: expected what save or write has made. Received: something else, or damaged: "
             f"{type(error).__name__}: {error} Restore the folder, or save there again."
+        ) from error
+
+
+@contextlib.contextmanager
+def _known_to_hadoop(path: str) -> Iterator[None]:
+    """Turns Spark's refusal of a scheme into an error of elephant's."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, ElephantError) or SparkWords.UNKNOWN_SCHEME.search(error) is None:
+            raise
+        raise ConfigurationError(
+            f"path: expected a path that Spark's Hadoop client knows: what is saved is a folder that Spark writes. "
+            f"Received: {path!r}. Use a scheme that it knows (s3a:// with the package hadoop-aws for s3://), or save "
+            "the model's file alone, such as path + '.keras', which pyarrow or fsspec write."
         ) from error
 
 

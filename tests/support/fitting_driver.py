@@ -1,7 +1,7 @@
-"""A driver on one of the hosts: each line of its standard input is a fit to do, each ``ANSWER`` line says how it went.
+"""A driver on a host of its own: each line of its standard input is a fit to do, each ``ANSWER`` line says how it went.
 
 It stands apart from the tests because it lives in another network namespace, and for all
-tests of the folder because its JVM and its import of Keras take seconds.
+tests of a folder because its JVM and its import of Keras take seconds.
 """
 
 import json
@@ -21,14 +21,15 @@ SCHEMA = "features array<double>, label double"
 
 
 def step_marker(folder, pause_s):
-    """Returns a callback that makes steps last, and writes a letter for each to a file named after its host."""
+    """Returns a callback that makes steps last, and writes a letter for each to a file named after its address."""
 
     class Marker(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
             import os
             import time
 
-            with open(os.path.join(folder, os.environ["SPARK_LOCAL_IP"]), "a") as file:
+            address = os.environ.get("SPARK_EXECUTOR_POD_IP") or os.environ["SPARK_LOCAL_IP"]
+            with open(os.path.join(folder, address), "a") as file:
                 file.write("x")
             time.sleep(pause_s)
 

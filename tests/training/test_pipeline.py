@@ -1,0 +1,372 @@
+"""A pipeline of threads against one process of plain Keras, on the backend of this environment."""
+
+import functools
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+from rank_threads import run_threads
+
+from elephant.errors import ConfigurationError, UnsupportedError
+from elephant.training.pipeline import ModelPipeline, one_forward_one_backward, without_values
+
+REGULARIZER = keras.regularizers.L2(1e-2)
+
+
+def mlp():
+    return keras.Sequential(
+        [
+            layers.Input((6,)),
+            layers.Dense(8, "tanh", kernel_regularizer=REGULARIZER),
+            layers.Dense(8, "tanh"),
+            layers.Dense(8, "tanh", activity_regularizer=keras.regularizers.L2(1e-2)),
+            layers.Dense(3, kernel_regularizer=REGULARIZER),
+        ]
+    )
+
+
+def residual():
+    """Returns a model of which a residual and the second input cross cuts, and an output ends early."""
+    first, second = keras.Input((6,), name="first"), keras.Input((6,), name="second")
+    x = layers.Dense(8, "tanh")(first)
+    early = layers.Dense(3, name="early")(x)
+    y = layers.Add()([x, layers.Dense(8)(layers.Dense(8, "tanh")(x))])
+    z = layers.Concatenate()([layers.Dense(8, "tanh")(y), x, second])
+    return keras.Model([first, second], [layers.Dense(3, name="late")(layers.Dense(8, "tanh")(z)), early])
+
+
+def embedding():
+    return keras.Sequential(
+        [
+            layers.Input((6,), dtype="int32"),
+            layers.Embedding(9, 4),
+            layers.Flatten(),
+            layers.Dense(8, "tanh"),
+            layers.Dense(3),
+        ]
+    )
+
+
+def backbone():
+    inner = keras.Sequential(
+        [layers.Input((8,)), layers.Dense(8, "tanh"), layers.Dense(8, "tanh", name="inside"), layers.Dense(8)]
+    )
+    inputs = keras.Input((6,))
+    return keras.Model(inputs, layers.Dense(3)(inner(layers.Dense(8, "tanh")(inputs))))
+
+
+class TokenAndPosition(layers.Layer):
+    """Embedding of tokens and of their places, as transformers are published with Keras."""
+
+    def __init__(self, length, count, width, **kwargs):
+        super().__init__(**kwargs)
+        self.tokens, self.positions = layers.Embedding(count, width), layers.Embedding(length, width)
+
+    def build(self, shape):
+        self.tokens.build()
+        self.positions.build()
+
+    def call(self, x):
+        return self.tokens(x) + self.positions(ops.arange(ops.shape(x)[-1]))
+
+
+def transformer():
+    """Returns an encoder of two blocks, which is cut between a block's attention and its dense layers."""
+    inputs = keras.Input((6,), dtype="int32")
+    x = TokenAndPosition(6, 9, 8, name="tokens")(inputs)
+    for number in range(2):
+        attended = layers.MultiHeadAttention(2, 4, name=f"attention{number}")(x, x)
+        x = layers.LayerNormalization(name=f"norm{number}")(layers.Add(name=f"sum{number}")([x, attended]))
+        dense = layers.Dense(8, name=f"narrow{number}")(layers.Dense(16, "gelu", name=f"wide{number}")(x))
+        x = layers.LayerNormalization(name=f"end{number}")(layers.Add(name=f"residual{number}")([x, dense]))
+    return keras.Model(inputs, layers.Dense(3, name="head")(layers.GlobalAveragePooling1D()(x)))
+
+
+def adam():
+    return keras.optimizers.Adam(0.01)
+
+
+def sgd():
+    return keras.optimizers.SGD(0.1, momentum=0.9)
+
+
+def clipped():
+    return keras.optimizers.AdamW(0.01, weight_decay=0.1, global_clipnorm=0.2)
+
+
+def scaled():
+    return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1, global_clipnorm=0.2), initial_scale=64.0)
+
+
+def overflowing():
+    return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=2.0**16)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A fit.
+
+    Attributes:
+        rows: Of each step, by replica.
+    """
+
+    build: Any
+    optimizer: Any
+    stages: Any = 2
+    micro_batches: int = 4
+    rows: tuple = ((30,), (7,), (30,))
+    weighted: bool = False
+
+    @property
+    def num_replicas(self):
+        return len(self.rows[0])
+
+    def compiled(self):
+        model = self.build()
+        rng = np.random.default_rng(7)
+        model.set_weights([rng.normal(size=one.shape, scale=0.4) for one in model.get_weights()])
+        model.compile(self.optimizer(), "mse", weighted_metrics=["mae"] if self.weighted else None)
+        return model
+
+    def batches(self):
+        """Returns, by step and replica, (inputs, labels, weights)."""
+        rng, model = np.random.default_rng(3), self.build()
+        return [[self._batch(model, rows, rng) for rows in step] for step in self.rows]
+
+    def _batch(self, model, rows, rng):
+        inputs = [
+            rng.integers(0, 9, (rows, 6)) if "int" in one.dtype else rng.normal(size=(rows, 6)) for one in model.inputs
+        ]
+        inputs = [one.astype(tensor.dtype) for one, tensor in zip(inputs, model.inputs, strict=True)]
+        labels = [rng.normal(size=(rows, 3)).astype("float32") for _ in model.outputs]
+        weights = rng.uniform(0, 2, rows).astype("float32") if self.weighted else None
+        return (inputs, labels, weights) if len(labels) > 1 else (inputs[0], labels[0], weights)
+
+
+def rank_of(case, communicator):
+    """Trains one rank; returns the state of the whole model on rank 0, and the results."""
+    pipeline = ModelPipeline(
+        case.compiled(), stages=case.stages, micro_batches=case.micro_batches, communicator=communicator
+    )
+    for step in case.batches():
+        x, y, weight = step[pipeline.place.replica] if pipeline.place.is_first else (None, None, None)
+        pipeline.train_on_batch(x, y, weight)
+    return pipeline.state(), pipeline.results()
+
+
+def alone(function):
+    """Calls a function in a thread of its own, in which Keras names layers as in a new process."""
+    return run_threads(1, lambda _: function())[0]
+
+
+def one_process(case):
+    """Trains with plain Keras on the rows of all replicas; returns the model and the mean loss."""
+    model, losses = case.compiled(), []
+    for step in case.batches():
+        x, y, weight = keras.tree.map_structure(
+            lambda *parts: None if parts[0] is None else np.concatenate(parts), *step
+        )
+        losses.append(
+            (
+                model.train_on_batch(x, y, weight, return_dict=True)["loss"],
+                sum(len(keras.tree.flatten(one)[0]) for one in step),
+            )
+        )
+        model.reset_metrics()
+    values, rows = np.array(losses).T
+    return model, float(np.sum(values * rows) / np.sum(rows))
+
+
+CASES = {
+    "regularizers": Case(mlp, adam),
+    "three stages, two replicas": Case(mlp, adam, stages=3, rows=((10, 19), (9, 0), (4, 5))),
+    "norm over all stages": Case(mlp, clipped, micro_batches=3, rows=((15, 14), (1, 28))),
+    "scaled loss, norm": Case(mlp, scaled),
+    "residual over the cut, two outputs": Case(residual, sgd, stages=3, micro_batches=5),
+    "embedding": Case(embedding, adam, micro_batches=2),
+    "embedding, two replicas": Case(embedding, sgd, micro_batches=2, rows=((8, 5), (3, 9))),
+    "embedding, two replicas, slices": Case(embedding, adam, micro_batches=2, rows=((8, 5), (0, 9), (4, 4))),
+    "cut inside of a backbone": Case(backbone, adam, stages=["inside"]),
+    "transformer, cut inside of blocks": Case(
+        transformer, sgd, stages=["wide0", "attention1", "wide1"], rows=((9,), (6,))
+    ),
+    "weights of rows": Case(mlp, sgd, stages=4, weighted=True),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_weights_when_a_model_trains_in_stages_then_equal_one_process(name):
+    case = CASES[name]
+    num_stages = case.stages if isinstance(case.stages, int) else len(case.stages) + 1
+    state, results = run_threads(num_stages * case.num_replicas, functools.partial(rank_of, case))[0]
+    model, loss = alone(lambda: one_process(case))
+    for variable in model.trainable_variables:
+        np.testing.assert_allclose(state[variable.path], ops.convert_to_numpy(variable), atol=1e-5)
+    assert results["loss"] == pytest.approx(loss, rel=1e-4)
+    assert {path for path in state if path.startswith("optimizer/")} == {
+        f"optimizer/{variable.path}" for variable in model.optimizer.variables
+    }
+
+
+def normalized():
+    return keras.Sequential(
+        [
+            layers.Input((6,)),
+            layers.Dense(8),
+            layers.BatchNormalization(),
+            layers.Dropout(0.4, seed=5),
+            layers.Dense(8),
+            layers.BatchNormalization(),
+            layers.Dropout(0.4, seed=6),
+            layers.Dense(3),
+        ]
+    )
+
+
+@pytest.mark.skipif(keras.config.backend() != "tensorflow", reason="the reference is written for TensorFlow")
+def test_normalization_and_dropout_when_a_model_trains_in_stages_then_are_those_of_the_micro_batches_in_turn():
+    case = Case(normalized, functools.partial(keras.optimizers.SGD, 0.1))
+    state, _ = run_threads(2, functools.partial(rank_of, case))[0]
+    model = accumulated(case)
+    for variable in model.variables:
+        np.testing.assert_allclose(state[variable.path], ops.convert_to_numpy(variable), atol=1e-6)
+
+
+def accumulated(case):
+    """Trains with one process that adds up the gradients of the micro-batches; returns the model."""
+    import tensorflow as tf
+
+    model = alone(case.compiled)
+    for ((x, y, _),) in case.batches():
+        totals = [0.0] * len(model.trainable_variables)
+        for part in np.array_split(np.arange(len(x)), case.micro_batches):
+            with tf.GradientTape() as tape:
+                loss = ops.mean(ops.square(model(x[part], training=True) - y[part])) * len(part) / len(x)
+            found = tape.gradient(loss, [one.value for one in model.trainable_variables])
+            totals = [total + one for total, one in zip(totals, found, strict=True)]
+        model.optimizer.apply(totals, model.trainable_variables)
+    return model
+
+
+@dataclass(frozen=True)
+class Images(Case):
+    """A fit of images, from weights of the size that the published model begins with."""
+
+    def compiled(self):
+        model, rng = self.build(), np.random.default_rng(7)
+        # Ranks are threads here, which draw from one generator of Python's.
+        model.set_weights(
+            [
+                rng.normal(size=one.shape, scale=(2 / np.prod(one.shape[:-1])) ** 0.5) if one.ndim > 1 else one
+                for one in model.get_weights()
+            ]
+        )
+        model.compile(self.optimizer(), "mse")
+        return model
+
+    def _batch(self, model, rows, rng):
+        labels = np.eye(3, dtype="float32")[rng.integers(0, 3, rows)]
+        return rng.normal(size=(rows, 32, 32, 3)).astype("float32"), labels, None
+
+
+def mobile_net():
+    return keras.applications.MobileNetV2((32, 32, 3), alpha=0.35, weights=None, classes=3)
+
+
+@pytest.mark.slow("the small model with normalization does the same in two seconds: this one is as published")
+@pytest.mark.skipif(keras.config.backend() != "tensorflow", reason="the reference is written for TensorFlow")
+def test_weights_when_a_published_network_is_cut_inside_of_blocks_then_equal_those_of_accumulated_micro_batches():
+    case = Images(
+        mobile_net, functools.partial(keras.optimizers.SGD, 0.01), ["block_3_project", "block_8_depthwise"], 2
+    )
+    case = replace(case, rows=((17,),))
+    # Fifty normalizations over a few rows make of the last bit of a float32 differences of 1e-4 in a step. What is left
+    # are the parts of the rows, which are in float32.
+    before = keras.config.floatx()
+    keras.config.set_floatx("float64")
+    try:
+        state, _ = run_threads(3, functools.partial(rank_of, case))[0]
+        model = accumulated(case)
+    finally:
+        keras.config.set_floatx(before)
+    for variable in model.variables:
+        np.testing.assert_allclose(state[variable.path], ops.convert_to_numpy(variable), atol=1e-7)
+
+
+def test_scale_when_gradients_overflow_in_one_stage_then_all_skip_the_step():
+    def live(communicator):
+        case = Case(mlp, overflowing)
+        model = case.compiled()
+        # Only the gradient of these weights is larger than a float: nothing depends on the number that is.
+        model.layers[0].kernel.assign(ops.convert_to_numpy(model.layers[0].kernel) * np.array([[0.0], *5 * [[1.0]]]))
+        pipeline = ModelPipeline(model, stages=2, micro_batches=2, communicator=communicator)
+        before = [ops.convert_to_numpy(one).copy() for one in pipeline.stage.trainable_variables]
+        ((x, y, _),) = case.batches()[0]
+        x[0, 0] = 3e38
+        pipeline.train_on_batch(*((x, y) if pipeline.place.is_first else ()))
+        after = [ops.convert_to_numpy(one) for one in pipeline.stage.trainable_variables]
+        same = all(np.array_equal(*pair) for pair in zip(before, after, strict=True))
+        return same, float(ops.convert_to_numpy(pipeline.optimizer.dynamic_scale))
+
+    assert run_threads(2, live) == [(True, 2.0**15)] * 2
+
+
+def test_state_when_it_is_loaded_with_other_cuts_then_training_goes_on_as_in_one_process():
+    case = Case(mlp, adam)
+    batches = case.batches()
+
+    def train(stages, steps, state, communicator):
+        pipeline = ModelPipeline(case.compiled(), stages=stages, micro_batches=4, communicator=communicator)
+        if state is not None:
+            pipeline.load_state(state)
+        for ((x, y, _),) in steps:
+            pipeline.train_on_batch(*((x, y) if pipeline.place.is_first else ()))
+        return pipeline.state()
+
+    state = run_threads(2, functools.partial(train, 2, batches[:2], None))[0]
+    state = run_threads(3, functools.partial(train, 3, batches[2:], state))[0]
+    model, _ = alone(lambda: one_process(case))
+    for variable in model.variables:
+        np.testing.assert_allclose(state[variable.path], ops.convert_to_numpy(variable), atol=1e-5)
+
+
+def test_predictions_when_the_model_was_built_without_values_then_equal_those_of_the_whole():
+    def live(communicator):
+        with without_values():
+            model = case.build()
+        model.compile(case.optimizer(), "mse")
+        pipeline = ModelPipeline(model, stages=3, micro_batches=1, communicator=communicator)
+        state = pipeline.state()
+        x = case.batches()[0][0][0] if pipeline.place.is_first else None
+        return state, pipeline.predict_on_batch(x)
+
+    case = Case(residual, adam)
+    state, found = run_threads(3, live)[0]
+    model = alone(case.build)
+    for variable in model.variables:
+        variable.assign(state[variable.path])
+    for one, other in zip(found, model.predict_on_batch(case.batches()[0][0][0]), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def test_order_when_there_are_more_micro_batches_than_stages_then_as_many_wait_as_stages_follow_and_one():
+    for stage in range(4):
+        waiting = np.cumsum([1 if is_forward else -1 for is_forward, _ in one_forward_one_backward(stage, 4, 9)])
+        assert waiting.max() == 4 - stage and waiting[-1] == 0
+
+
+def test_pipeline_when_it_does_not_fit_then_says_what_does():
+    model = Case(mlp, adam).compiled()
+    with pytest.raises(
+        ConfigurationError, match=re.escape("a number of ranks that 2 stages divide. Received: 1 ranks")
+    ):
+        ModelPipeline(model, stages=2, micro_batches=2)
+    with pytest.raises(ConfigurationError, match="microBatches: expected an integer of at least 1"):
+        ModelPipeline(model, stages=1, micro_batches=0)
+    model.compile("sgd", keras.losses.MeanSquaredError(reduction="sum"))
+    with pytest.raises(UnsupportedError, match="reduction='sum_over_batch_size'.*'sum'"):
+        ModelPipeline(model, stages=1, micro_batches=2)
