@@ -38,9 +38,9 @@ from elephant.training.schedule import StagePlace, micro_bounds
 from elephant.training.schedule import one_forward_one_backward as one_forward_one_backward
 from elephant.training.stage_optimizer import StageOptimizer
 from elephant.training.stage_state import (
-    assign_state,
     average_statistics,
     gathered_state,
+    load_variables,
     share_values,
     stage_variables,
 )
@@ -264,7 +264,7 @@ class ModelPipeline:
         It is the state of the whole model, whatever the cuts are. Moving statistics become the means over the replicas.
         """
         average_statistics(self.stage, self._replicas)
-        own = stage_variables(self._model, self.stage, self.optimizer)
+        own = stage_variables(self._model, self.stage, self.optimizer, self.place.replica)
         return None if self.place.replica else gathered_state(own, self._stages)
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
@@ -276,7 +276,7 @@ class ModelPipeline:
         Raises:
             ConfigurationError: A variable of the model is not there.
         """
-        assign_state(stage_variables(self._model, self.stage, self.optimizer), state)
+        load_variables(stage_variables(self._model, self.stage, self.optimizer, self.place.replica), state)
 
 
 def require_rowwise_losses(model: keras.Model) -> None:

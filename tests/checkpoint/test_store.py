@@ -396,7 +396,7 @@ def test_stores_when_two_fits_write_at_once_then_the_second_one_fails(tmp_path):
 
 def test_finished_when_the_result_is_the_state_then_shares_its_file_and_otherwise_has_one(tmp_path):
     store = saved(tmp_path, 1, 2)
-    same, other = state_of(2).group("model"), state_of(9).group("model")
+    same, other = state_of(2).variables, state_of(9).variables
     store.finish(same)
     read = latest(tmp_path)
     assert read.finished and len(list(tmp_path.glob("*.npz"))) == 2
@@ -416,7 +416,7 @@ def test_store_when_it_goes_on_then_an_epoch_that_is_repeated_takes_the_place_of
     saved(tmp_path, 1, 2)
     again = FitState(epochs=2, arrays=named("model", [np.full(3, 7.0)]))
     CheckpointManager(folder_at(str(tmp_path))).save(again)
-    np.testing.assert_array_equal(latest(tmp_path).state.group("model")[0], np.full(3, 7.0))
+    np.testing.assert_array_equal(latest(tmp_path).state.variables[0], np.full(3, 7.0))
 
 
 @pytest.mark.parametrize("scheme", ["memory", "file"])

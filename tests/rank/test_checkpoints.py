@@ -201,7 +201,7 @@ def test_fit_when_it_goes_on_with_more_ranks_then_keeps_weights_and_scales_the_r
     done = dataclasses.replace(job, config=dataclasses.replace(job.config, epochs=1), state=state)
     for world, sizes in ((2, (20, 16)), (3, (16, 10, 10))):
         recordings = rank_pool.fit(done, split(columns, sizes))
-        values = state.group("model")
+        values = state.variables
         rates = [index for index, value in enumerate(values) if value.shape == () and value == np.float32(0.02)]
         assert len(rates) == 1
         for index, (value, expected) in enumerate(zip(recordings[0].variables, values, strict=True)):
