@@ -201,6 +201,8 @@ class CheckpointManifest:
         _require(_is_count(self.epochs) and _is_count(self.number), "epochs and number: expected counts")
         _require(all(isinstance(one, bool) for one in (self.finished, self.finite)), "expected booleans")
         _require(isinstance(self.facts, Mapping), "facts: expected an object")
+        names = self.facts.get("variables", [])
+        _require(isinstance(names, list) and all(isinstance(one, str) for one in names), "variables: expected names")
         _require(
             isinstance(self.history, Mapping) and all(isinstance(one, (list, tuple)) for one in self.history.values()),
             "history: expected lists",

@@ -197,17 +197,17 @@ def assign_state(
     more = [path for path in of_state if path not in variables]
     shapes = {path: (tuple(value.shape), tuple(variables[path].shape)) for path, value in values.items()}
     others = [f"{path} of shape {kept}, not {own}" for path, (kept, own) in shapes.items() if kept != own]
-    differences = {"no": missing, "also": more, "": others}
-    if missing or more or others:
+    differences = {"without": missing, "with more": more, "with others": others}
+    received = [f"{word}: {_listed(paths)}" for word, paths in differences.items() if paths]
+    if received:
         raise ConfigurationError(
             f"model: expected a state with the {len(variables)} variables that the model and its optimizer have. "
-            "Received: one with "
-            f"{'; '.join(_listed(word, paths) for word, paths in differences.items() if paths)}. {remedy}"
+            f"Received: one {'; '.join(received)}. {remedy}"
         )
     for path, value in values.items():
         variables[path].assign(value)
 
 
-def _listed(word: str, paths: Sequence[str]) -> str:
+def _listed(paths: Sequence[str]) -> str:
     more = len(paths) - _NAMED_IN_ERRORS
-    return f"{word} {', '.join(paths[:_NAMED_IN_ERRORS])}{f' and {more} more' if more > 0 else ''}".lstrip()
+    return ", ".join(paths[:_NAMED_IN_ERRORS]) + (f" and {more} more" if more > 0 else "")
