@@ -403,6 +403,29 @@ def test_generators_when_replicas_go_on_then_each_has_its_own():
     assert len({str(numbers) for _, drawn in first for numbers in drawn}) == 4
 
 
+class Noting(dict):
+    """Arrays by path that notes which are read."""
+
+    def __getitem__(self, path):
+        self.read = {*getattr(self, "read", ()), path}
+        return super().__getitem__(path)
+
+
+def test_state_when_a_stage_loads_it_then_its_own_arrays_alone_are_read():
+    def live(communicator):
+        pipeline = ModelPipeline(
+            Case(mlp, sgd).compiled(), stages=["dense_2"], micro_batches=1, communicator=communicator
+        )
+        state = communicator.broadcast_object(pipeline.state())
+        pipeline.load_state(noting := Noting(state))
+        return {path for path in noting.read if path.startswith("model/")}
+
+    assert run_threads(2, live) == [
+        {f"model/dense{end}/{name}" for end in ends for name in ("kernel", "bias")}
+        for ends in (("_2", "_3"), ("", "_1"))
+    ]
+
+
 def test_state_when_of_another_model_then_is_refused_by_name():
     pipeline = ModelPipeline(Case(mlp, adam).compiled(), stages=1, micro_batches=1)
     state = pipeline.state()
