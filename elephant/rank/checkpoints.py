@@ -326,11 +326,11 @@ def by_path(state: FitState, model: keras.Model, rank: int = 0) -> FitState:
     flag, *numbers = state.arrays.get(f"random/{rank}", np.zeros(1, np.int64))
     rows = dict(zip([_SHARED, *generator_paths(model)], np.reshape(numbers, (-1, 2)), strict=False))
     arrays = {f"random/{rank}/{name}": row for name, row in rows.items() if flag or name != _SHARED}
-    placed = {f"{kind}/{place}" for kind, names in by_place.items() for place in range(len(names))}
+    placed = {f"{kind}/{place}" for kind, known in by_place.items() for place in range(len(known))}
     arrays |= {name: array for name, array in state.arrays.items() if name not in placed}
-    for kind, names in by_place.items():
-        arrays |= dict(zip(names, state.group(kind), strict=False))
-    return replace(state, arrays=arrays)
+    for kind, known in by_place.items():
+        arrays |= dict(zip(known, state.group(kind), strict=False))
+    return replace(state, arrays=arrays, facts={**state.facts, "variables": names})
 
 
 def _optimizer_paths(model: keras.Model) -> dict[str, keras.Variable]:

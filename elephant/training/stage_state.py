@@ -50,8 +50,8 @@ def gathered_state(
     drawn = [path for path in own if path.startswith(_RANDOM)]
     whole = {path: np.array(keras.ops.convert_to_numpy(own[path])) for path in own if path not in drawn}
     for replica, rows in enumerate(replicas.allgather(read_generators(own[path] for path in drawn))):
-        names = [f"{_RANDOM}{replica}/{path.split('/', 2)[2]}" for path in drawn]
-        whole |= dict(zip(names, rows, strict=True))
+        paths = [f"{_RANDOM}{replica}/{path.split('/', 2)[2]}" for path in drawn]
+        whole |= dict(zip(paths, rows, strict=True))
     if replicas.rank:
         return None
     if stages.rank:
