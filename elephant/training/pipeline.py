@@ -38,9 +38,9 @@ from elephant.training.schedule import StagePlace, micro_bounds
 from elephant.training.schedule import one_forward_one_backward as one_forward_one_backward
 from elephant.training.stage_optimizer import StageOptimizer
 from elephant.training.stage_state import (
-    assign_state,
     average_statistics,
     gathered_state,
+    load_variables,
     share_values,
     stage_variables,
 )
@@ -261,22 +261,24 @@ class ModelPipeline:
     def state(self) -> dict[str, np.ndarray] | None:
         """Returns the variables of model and optimizer by path, on rank 0, and None on others; every rank calls it.
 
-        It is the state of the whole model, whatever the cuts are. Moving statistics become the means over the replicas.
+        It is the state of the whole model, whatever the cuts are, with the paths that checkpoints have; see
+        `elephant.modeling.variable_paths`. Moving statistics become the means over the replicas.
         """
         average_statistics(self.stage, self._replicas)
-        own = stage_variables(self._model, self.stage, self.optimizer)
-        return None if self.place.replica else gathered_state(own, self._stages)
+        own = stage_variables(self._model, self.stage, self.optimizer, self.place.replica)
+        return gathered_state(own, self._stages, self._replicas)
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Gives this rank's variables the values of a state, which may come from other cuts.
 
         Args:
-            state: As `state` returns it, or without the optimizer's part.
+            state: As `state` returns it, or the arrays of a checkpoint; what is none of the model's weights may be
+                missing. Of an open ``numpy.load(...)``, this stage's arrays alone are read.
 
         Raises:
-            ConfigurationError: A variable of the model is not there.
+            ConfigurationError: A weight of the model is not there, or has another shape.
         """
-        assign_state(stage_variables(self._model, self.stage, self.optimizer), state)
+        load_variables(stage_variables(self._model, self.stage, self.optimizer, self.place.replica), state)
 
 
 def require_rowwise_losses(model: keras.Model) -> None:
