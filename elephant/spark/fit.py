@@ -436,8 +436,8 @@ def train_asynchronously(
     if refused:
         warn_user(
             f"expected updates of finite numbers. Received: {refused:,} with NaN or infinities, which were left out; "
-            f"{applied:,} were {'exchanged' if config.gossips else 'applied'}. Lower the learning rate, clip gradients, "
-            "or look for rows with NaN."
+            f"{applied:,} were {'exchanged' if config.gossips else 'applied'}. Lower the learning rate, clip "
+            "gradients, or look for rows with NaN."
         )
     return result
 

@@ -55,7 +55,9 @@ def test_fit_when_all_begin_together_then_the_average_has_every_step_of_every_wo
 
 
 @pytest.mark.slow("a fit of real processes; tests/gossip/test_node.py freezes and kills nodes")
-def test_fit_when_a_worker_is_killed_and_another_freezes_then_both_are_started_again_and_go_on_from_their_peers(tmp_path):
+def test_fit_when_a_worker_is_killed_and_another_freezes_then_both_are_started_again_and_go_on_from_their_peers(
+    tmp_path,
+):
     columns, notes = classifier_data(40 * BATCH * WORKERS), []
     callbacks = [Marker(tmp_path, WORKERS, sleep_s=0.05)]
     job = job_of(regression_model(keras.optimizers.SGD(0.02)), callbacks=callbacks, timeouts=Timeouts(heartbeat_s=4))
