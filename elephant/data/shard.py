@@ -222,6 +222,10 @@ class Shard:
             take_rows(self._columns[field.role], rows, self.items_per_row(field)) for field in self.schema.batch_fields
         )
 
+    def column(self, field: Field, rows: np.ndarray) -> Values:
+        """Returns copies of the rows of one column at the given positions."""
+        return take_rows(self._columns[field.role], rows, self.items_per_row(field))
+
     def zeros(self, num_rows: int) -> tuple[Values, ...]:
         """Returns rows of zeros in the shard's shapes: what a rank without rows puts through its model."""
         return tuple(self._zeros(field, num_rows) for field in self.schema.batch_fields)

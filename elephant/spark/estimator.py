@@ -108,7 +108,8 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         validationIndicatorCol: A column of booleans, or of 0 and 1; true keeps a row for validation.
         validationFraction: Share of the rows kept for validation, drawn by ``seed``, in [0, 1).
         mode: ``"synchronous"`` (``"sync"``), ``"asynchronous"`` (``"async"``), or ``"hogwild"``: asynchronous without
-            locks at the server, which has gained no speed in measurements and loses up to a few updates per thousand.
+            locks at the server, which has gained no speed in measurements and loses up to a few updates per thousand;
+            or ``"gossip"``: workers at their own pace that average their weights in pairs, without a server.
         aggregation: Where synchronous workers' gradients are averaged: ``"allreduce"`` among the workers, or
             ``"server"`` at parameter servers. There workers are ordinary Spark tasks: one that is lost is started again
             while the others wait, and dynamic allocation works. See docs/parallelism.md.
