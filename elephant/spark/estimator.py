@@ -162,6 +162,11 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         distribution: On JAX, `keras.distribution.ModelParallel`, or a `LayoutMap`, by which Keras divides the layers
             among the workers' devices: the mesh has one device for each, of which only the number counts here. None
             gives each worker the whole model. See ``docs/parallelism.md``.
+        pipelineStages: Parts of the model, one after the other, each on workers of its own: a number, or the names of
+            the layers with which the second and later ones begin. numWorkers is a multiple of it, and a step trains on
+            batchSize rows for each copy of the model. None gives each worker the whole model. See
+            ``docs/parallelism.md``.
+        microBatches: Parts of a batch that follow one another through the stages.
         mixedPrecision: Whether workers compute in 16 bits where the model's layers leave that open.
         checkpointPath: A folder for checkpoints of the fit, on any file system that Spark or fsspec reaches.
         checkpointEpochs: Epochs between two checkpoints.
@@ -245,6 +250,8 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         gpusPerWorker: int = 1,
         gpuTransport: str = "auto",
         distribution: keras.distribution.ModelParallel | keras.distribution.LayoutMap | None = None,
+        pipelineStages: int | Sequence[str] | None = None,
+        microBatches: int = 8,
         mixedPrecision: bool = False,
         checkpointPath: str | os.PathLike[str] | None = None,
         checkpointEpochs: int = 1,

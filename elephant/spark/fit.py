@@ -369,7 +369,8 @@ def train_synchronously(
     if job.callbacks or epochs.callbacks:
         progress.note(epochs.places())
     if config.scale_learning_rate:
-        progress.note(f"the learning rate is multiplied by {requirements.num_workers}, the number of workers")
+        noun = "workers" if config.pipeline_stages is None else "copies of the model"
+        progress.note(f"the learning rate is multiplied by {config.batches_per_step}, the number of {noun}")
     with preflight_checked(rows.session, requirements, progress.note) as plan, contextlib.closing(epochs):
         spec = _task_spec("fit", rows, job, pickled_job, plan, progress)
         attempt_on = barrier_attempts(

@@ -41,8 +41,10 @@ from elephant.training.stage_state import (
     assign_state,
     average_statistics,
     gathered_state,
+    share_state,
     share_values,
     stage_variables,
+    whole_variables,
 )
 
 
@@ -61,6 +63,9 @@ class ModelPipeline:
         place: This rank's.
         stage: The layers of this rank.
         optimizer: That of this rank's weights.
+        stages: The ranks of this replica, the last stage first.
+        replicas: The ranks of this stage.
+        step_loss: In the last stage, the loss of the last step of this replica's rows, of all stages, times these rows.
 
     Raises:
         UnsupportedError: The model has no graph, a train_step of its own, several optimizers, or a layer that would
@@ -98,15 +103,17 @@ class ModelPipeline:
             )
         bounds = [0, *self._cuts(graph, stages), len(graph.calls)]
         self.stage = ModelStage(graph, bounds[self.place.stage], bounds[self.place.stage + 1])
-        self._stages, self._replicas = self._groups()
-        share_values(self.stage, self._replicas)
-        self._optimizer = StageOptimizer(model.optimizer, self.stage, self.place.stage, self._stages, self._replicas)
+        self.stages, self.replicas = self._groups()
+        share_values(self.stage, self.replicas)
+        self._optimizer = StageOptimizer(model.optimizer, self.stage, self.place.stage, self.stages, self.replicas)
         self.optimizer = self._optimizer.optimizer
         self._functions = current().stage_functions(
             self.stage, self._loss if self.place.is_last else None, self.place.is_first
         )
         self._structure: Any = None
-        self._losses, self._rows = 0.0, 0.0
+        self._losses, self._rows, self.step_loss = 0.0, 0.0, 0.0
+        # Whether layers add losses of their own to those of their weights; None until a test has shown it.
+        self._adds_losses: bool | None = None
 
     def _cuts(self, graph: ModelGraph, stages: int | Sequence[str]) -> tuple[int, ...]:
         if not isinstance(stages, int):
@@ -144,6 +151,7 @@ class ModelPipeline:
         """
         counts, parts = self._rows_of_step(x, (y, sample_weight))
         num_micro_batches, total_rows = int(counts[0]), counts[1]
+        self.step_loss = 0.0
         waiting: dict[int, Any] = {}
         totals: list[Any] | None = None
         scale = self._optimizer.scale
@@ -153,6 +161,7 @@ class ModelPipeline:
             else:
                 totals = self._backward(waiting.pop(number), scale, totals)
         self._rows += total_rows
+        self._losses += self.step_loss
         if total_rows:
             self._optimizer.apply(totals, scale)
 
@@ -160,18 +169,24 @@ class ModelPipeline:
         """Returns how many micro-batches there are, and rows on all replicas, with this rank's rows in parts."""
         parts: list[list[np.ndarray]] = []
         place, root, counts = self.place, self.place.num_stages - 1, np.zeros(2)
-        if self._structure is None:
-            self._structure = self._stages.broadcast_object(_skeleton(targets), root)
+        self._agree_on_structure(targets)
         if place.is_first:
-            keras.tree.assert_same_structure(self._structure, _skeleton(targets))
-            given = [one for one in keras.tree.flatten(targets) if one is not None]
-            arrays = _same_rows([*self._inputs_of(x), *map(np.asarray, given)])
+            arrays = self._arrays_of(x, targets)
             bounds = micro_bounds(len(arrays[0]), self._micro_batches)
-            rows = self._replicas.allreduce(np.array([len(arrays[0])], np.float64))
+            rows = self.replicas.allreduce(np.array([len(arrays[0])], np.float64))
             counts[:] = len(bounds), rows[0]
-            parts = [[np.array([end - start], float), *(one[start:end] for one in arrays)] for start, end in bounds]
-        self._stages.broadcast_(counts, root)
+            parts = [[np.array([end - start, 0.0]), *(one[start:end] for one in arrays)] for start, end in bounds]
+        self.stages.broadcast_(counts, root)
         return counts, parts
+
+    def _agree_on_structure(self, targets: Any) -> None:
+        if self._structure is None:
+            self._structure = self.stages.broadcast_object(_skeleton(targets), self.place.num_stages - 1)
+
+    def _arrays_of(self, x: Any, targets: Any) -> list[np.ndarray]:
+        keras.tree.assert_same_structure(self._structure, _skeleton(targets))
+        given = [one for one in keras.tree.flatten(targets) if one is not None]
+        return _same_rows([*self._inputs_of(x), *map(np.asarray, given)])
 
     def _inputs_of(self, x: Any) -> list[np.ndarray]:
         """Returns arrays in the order of the model's inputs."""
@@ -181,32 +196,41 @@ class ModelPipeline:
         return [np.asarray(one) for one in flat]
 
     def _receive(self) -> list[np.ndarray]:
-        return self._stages.recv(self._stages.rank + 1)
+        return self.stages.recv(self.stages.rank + 1)
 
     def _forward(self, message: list[np.ndarray], total_rows: float) -> Any:
-        """Takes a forward pass of a message: the number of rows, the tensors, what outputs are compared with."""
-        count, *arrays = message
-        num_inputs = num_tensors(self.stage.entering)
-        inputs, targets = arrays[:num_inputs], arrays[num_inputs:]
+        """Takes a forward pass of a message.
+
+        Args:
+            message: The number of rows and the losses of the stages before, the tensors, what outputs are compared
+                with.
+        """
+        (num_rows, loss), inputs, targets = self._opened(message)
         packed = self._packed(targets) if self.place.is_last else ()
         if self.place.is_last:
             self._build_loss(inputs, packed)
-        outputs, loss, passed = self._functions.forward(inputs, packed, float(count[0]) / total_rows)
-        self._losses += loss * total_rows
+        outputs, own, passed = self._functions.forward(inputs, packed, num_rows / total_rows)
+        loss += own
         if self.place.is_last:
+            self.step_loss += loss * total_rows
             self._count(outputs, packed)
             # No gradient comes from outside: the loss is all that there is.
             return passed, [np.zeros_like(one) for one in _floats(outputs, self.stage.leaving)]
-        self._stages.send([count, *outputs, *targets], self._stages.rank - 1)
+        self.stages.send([np.array([num_rows, loss]), *outputs, *targets], self.stages.rank - 1)
         return passed, None
+
+    def _opened(self, message: list[np.ndarray]) -> tuple[list[float], list[np.ndarray], list[np.ndarray]]:
+        numbers, *arrays = message
+        count = num_tensors(self.stage.entering)
+        return numbers.tolist(), arrays[:count], arrays[count:]
 
     def _backward(self, waiting: Any, scale: float, totals: list[Any] | None) -> list[Any]:
         passed, gradients = waiting
         if gradients is None:
-            gradients = self._stages.recv(self._stages.rank - 1)
+            gradients = self.stages.recv(self.stages.rank - 1)
         back, totals = self._functions.backward(passed, gradients, scale, totals)
         if not self.place.is_first:
-            self._stages.send(back, self._stages.rank + 1)
+            self.stages.send(back, self.stages.rank + 1)
         return totals
 
     def _packed(self, targets: list[np.ndarray]) -> Any:
@@ -232,14 +256,59 @@ class ModelPipeline:
             y, weights = targets
             tensors = [keras.ops.convert_to_tensor(one) for one in outputs]
             compiled.update_state(y, _predictions(self._model, tensors), weights)
+        if compiled_loss(self._model).metrics:
+            # The losses of several outputs, which the passes do not count.
+            self._loss([keras.ops.convert_to_tensor(one) for one in outputs], targets)
+
+    def test_on_batch(self, x: Any = None, y: Any = None, sample_weight: Any = None) -> tuple[float, float]:
+        """Counts rows in the metrics, and trains on none; all ranks of a replica call it.
+
+        Args:
+            x: As in `train_on_batch`, by the rank of the first stage.
+            y: As there.
+            sample_weight: As there.
+
+        Returns:
+            The mean loss of the rows, of all stages up to this one, and the number of rows.
+        """
+        self._agree_on_structure((y, sample_weight))
+        if self.place.is_first:
+            arrays = self._arrays_of(x, (y, sample_weight))
+            message = [np.array([len(arrays[0]), 0.0]), *arrays]
+        else:
+            message = self._receive()
+        (num_rows, loss), inputs, targets = self._opened(message)
+        outputs, own = self._inferred(inputs)
+        loss += own
+        if not self.place.is_last:
+            self.stages.send([np.array([num_rows, loss]), *outputs, *targets], self.stages.rank - 1)
+            return loss, num_rows
+        packed = self._packed(targets)
+        self._build_loss(inputs, packed)
+        tensors = [keras.ops.convert_to_tensor(one) for one in outputs]
+        with keras.StatelessScope():
+            loss += float(keras.ops.convert_to_numpy(self._loss(tensors, packed)))
+        self._count(outputs, packed)
+        return loss, num_rows
+
+    def _inferred(self, inputs: list[np.ndarray]) -> tuple[list[np.ndarray], float]:
+        """Returns the outputs of this stage, and the losses of its layers and weights."""
+        penalties = [one.regularizer(one) for one in self.stage.trainable_variables if one.regularizer is not None]
+        if self._adds_losses is not False:
+            # No compiled function gives them: so it is tried once whether there are any.
+            made = self.stage([keras.ops.convert_to_tensor(one) for one in inputs], training=False)
+            losses = self.stage.losses
+            self._adds_losses = len(losses) > len(penalties)
+            return [keras.ops.convert_to_numpy(one) for one in made], _sum(losses)
+        return self._functions.infer(inputs), _sum(penalties)
 
     def predict_on_batch(self, x: Any = None) -> Any:
         """Returns the model's outputs on ranks of the last stage, and None on others; every rank calls it."""
-        arrays = self._inputs_of(x) if self.place.is_first else self._stages.recv(self._stages.rank + 1)
+        arrays = self._inputs_of(x) if self.place.is_first else self.stages.recv(self.stages.rank + 1)
         outputs = self._functions.infer(arrays)
         if self.place.is_last:
             return _predictions(self._model, outputs)
-        self._stages.send(outputs, self._stages.rank - 1)
+        self.stages.send(outputs, self.stages.rank - 1)
         return None
 
     def results(self) -> dict[str, Any]:
@@ -253,7 +322,7 @@ class ModelPipeline:
         compiled = compiled_metrics(self._model) if self.place.is_last else None
         if compiled is not None and compiled.built:
             for variable in compiled.variables:
-                variable.assign(self._replicas.allreduce(keras.ops.convert_to_numpy(variable)))
+                variable.assign(self.replicas.allreduce(keras.ops.convert_to_numpy(variable)))
             found |= {name: np.asarray(value).tolist() for name, value in compiled.result().items()}
             compiled.reset_state()
         return found if self._world.rank == 0 else {}
@@ -263,9 +332,9 @@ class ModelPipeline:
 
         It is the state of the whole model, whatever the cuts are. Moving statistics become the means over the replicas.
         """
-        average_statistics(self.stage, self._replicas)
+        average_statistics(self.stage, self.replicas)
         own = stage_variables(self._model, self.stage, self.optimizer)
-        return None if self.place.replica else gathered_state(own, self._stages)
+        return None if self.place.replica else gathered_state(own, self.stages)
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Gives this rank's variables the values of a state, which may come from other cuts.
@@ -277,6 +346,24 @@ class ModelPipeline:
             ConfigurationError: A variable of the model is not there.
         """
         assign_state(stage_variables(self._model, self.stage, self.optimizer), state)
+
+    def put_together(self, *, optimizer: bool) -> None:
+        """Gives the whole model the values that its variables have in their stages; every rank calls it.
+
+        Moving statistics, and random generators, are those of this rank's replica.
+
+        Args:
+            optimizer: Whether the model's optimizer gets those of the stages' optimizers, too.
+        """
+        own = stage_variables(self._model, self.stage, self.optimizer)
+        share_state(own, whole_variables(self._model), self.stages, optimizer=optimizer)
+
+    def follow_optimizer(self) -> None:
+        """Gives the optimizer of this stage the values that the variables of the model's optimizer have."""
+        whole = {variable.path: variable for variable in self._model.optimizer.variables}
+        for variable in self.optimizer.variables:
+            if variable.path in whole:
+                variable.assign(whole[variable.path])
 
 
 def require_rowwise_losses(model: keras.Model) -> None:
@@ -317,6 +404,10 @@ def _predictions(model: keras.Model, outputs: list[Any]) -> Any:
     structure = output_structure(functional_graph(model))
     packed = keras.tree.pack_sequence_as(structure, outputs)
     return packed[0] if isinstance(packed, list) and len(packed) == 1 else packed
+
+
+def _sum(losses: Sequence[Any]) -> float:
+    return float(sum(np.sum(keras.ops.convert_to_numpy(one)) for one in losses))
 
 
 def _floats(outputs: Sequence[np.ndarray], specs: Sequence[GraphTensorSpec]) -> list[np.ndarray]:

@@ -34,6 +34,30 @@ def stage_variables(model: keras.Model, stage: ModelStage, optimizer: keras.opti
     return own | {_OF_OPTIMIZER + variable.path: variable for variable in optimizer.variables}
 
 
+def whole_variables(model: keras.Model) -> dict[str, Any]:
+    """Returns the variables of a model and of its optimizer, by the paths of `stage_variables`."""
+    of_optimizer = {_OF_OPTIMIZER + variable.path: variable for variable in model.optimizer.variables}
+    return {variable.path: variable for variable in model.variables} | of_optimizer
+
+
+def share_state(own: Mapping[str, Any], whole: Mapping[str, Any], stages: Communicator, *, optimizer: bool) -> None:
+    """Gives the variables of a whole model the values that they have in their stages, on all ranks of a replica.
+
+    Args:
+        own: The variables of this rank's stage.
+        whole: Those of the whole model.
+        stages: The ranks of the replica.
+        optimizer: Whether those of the optimizer get theirs, too.
+    """
+    chosen = [name for name in own if name in whole and (optimizer or not name.startswith(_OF_OPTIMIZER))]
+    for root in range(stages.world_size):
+        for name in stages.broadcast_object(chosen, root):
+            variable = own[name] if root == stages.rank else whole[name]
+            value = stages.broadcast(keras.ops.convert_to_numpy(variable), root)
+            if whole[name] is not own.get(name):
+                whole[name].assign(value)
+
+
 def gathered_state(own: Mapping[str, Any], stages: Communicator) -> dict[str, np.ndarray] | None:
     """Returns the values of the variables of all stages on the rank of the last one, and None on the others.
 

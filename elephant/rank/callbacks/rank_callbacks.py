@@ -177,7 +177,7 @@ class GlobalEpoch(keras.callbacks.Callback):
         self._plan = weight.plan
         self._weight = weight
         self._validation_batches = validation_batches
-        self._callbacks = _TestCallbacks(list(callbacks))
+        self._callbacks = TestCallbacks(list(callbacks))
         self._logs: dict[str, Any] = {}
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -208,7 +208,7 @@ class GlobalEpoch(keras.callbacks.Callback):
         return results
 
 
-class _TestCallbacks(keras.callbacks.CallbackList):
+class TestCallbacks(keras.callbacks.CallbackList):
     """The user's callbacks in an evaluation, which ends for them when the numbers of all workers are known.
 
     They are without a model: Keras' fit has given them theirs, and some start anew when they get one.
