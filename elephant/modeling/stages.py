@@ -381,6 +381,11 @@ def require_cuttable(model: keras.Model) -> None:
         raise UnsupportedError(
             f"{OPTION}: expected one optimizer. Received: {type(model.optimizer).__name__}. Train without {OPTION}."
         )
+    if model.steps_per_execution > 1:
+        raise UnsupportedError(
+            f"{OPTION}: expected a model that takes one step at a time. Received: steps_per_execution="
+            f"{model.steps_per_execution}. Compile it without."
+        )
     inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     if inner.gradient_accumulation_steps:
         raise UnsupportedError(

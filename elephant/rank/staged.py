@@ -18,14 +18,17 @@ from typing import Any
 import keras
 import numpy as np
 
+from elephant.backends import current
 from elephant.backends.gradient_averager import StopSignal
-from elephant.backends.keras_private import compiled_metrics, has_schedule
+from elephant.backends.keras_private import compiled_loss, compiled_metrics, has_schedule
 from elephant.collective import api
 from elephant.collective.communicator import Communicator
 from elephant.config import FitConfig
 from elephant.data.epoch_plan import EpochPlan
 from elephant.data.ragged import RaggedArray, Values
 from elephant.data.shard import Shard, ShardWriter
+from elephant.errors import UnsupportedError
+from elephant.modeling.stages import OPTION
 from elephant.modeling.variables import parts_of, read_variables
 from elephant.rank.callbacks.rank_callbacks import (
     TestCallbacks,
@@ -41,6 +44,9 @@ from elephant.rank.job import Reporter, TrainingJob, mixed_policy, prepared_mode
 from elephant.rank.metrics.metric_sums import global_logs, sum_metrics
 from elephant.rank.rank_progress import RankWeight
 from elephant.rank.synchronous import callbacks_of_fit, common_policy
+from elephant.rank.trials.coupling import SUM, RankLosses
+from elephant.rank.trials.loss_trial import LossTrial, may_couple_rows, try_out
+from elephant.rank.trials.row_dependence import MOST_ROWS
 from elephant.storage.filesystem import WORK_FOLDER
 from elephant.training.pipeline import ModelPipeline
 from elephant.training.schedule import StagePlace
@@ -338,6 +344,7 @@ def train_staged(job: TrainingJob, shard: Shard, plan: EpochPlan, world: Communi
     )
     policy = common_policy(mixed_policy(config), world)
     model = prepared_model(job, feed.rows, num_ranks=world.world_size, policy=policy)
+    trial = _try_losses_out(model, job, feed) if place.is_first else None
     pipeline = ModelPipeline(
         model, stages=config.pipeline_stages, micro_batches=config.micro_batches, communicator=world
     )
@@ -356,6 +363,7 @@ def train_staged(job: TrainingJob, shard: Shard, plan: EpochPlan, world: Communi
             weight,
             StopSignal(),
             reporter,
+            trial=trial,
             epoch_end=functools.partial(StagedEpoch, pipeline, weight, batches, world),
             whole=WholeModel(pipeline, is_looked_at=is_looked_at(job)),
         )
@@ -364,14 +372,35 @@ def train_staged(job: TrainingJob, shard: Shard, plan: EpochPlan, world: Communi
         reporter.result([*read_variables(model), *map(read, job.outside)], feed.rows)
 
 
+def _try_losses_out(model: keras.Model, job: TrainingJob, feed: BatchFeed) -> LossTrial | None:
+    """Has the rank with the rows of a replica try model and losses on some of them, while its model is whole.
+
+    Returns:
+        What tries the losses on further rows; None where nothing is left to try.
+    """
+    batch = feed.sample(MOST_ROWS) if may_couple_rows(model) else None
+    if batch is None:
+        return None
+    losses = RankLosses(model, None)
+    trial = try_out(losses, model, batch, sample=feed.sample, allowed=job.config.allow_batch_coupled_loss)
+    for loss in losses.losses:
+        if loss.kind == SUM:
+            raise UnsupportedError(
+                f"{OPTION}: expected losses that are means over rows, which those of micro-batches add up to. "
+                f"Received: {loss.name!r}, which is a sum. Return a value of each row."
+            )
+    return trial
+
+
 def _build_metrics(model: keras.Model, feed: BatchFeed) -> None:
     """Has metrics make what they count with, as they do on a replica with rows: those of all are added up."""
-    compiled = compiled_metrics(model)
-    if compiled is None or compiled.built:
-        return
     _, labels, weights = keras.utils.unpack_x_y_sample_weight(feed.stand_in())
     outputs = keras.tree.map_structure(
-        lambda tensor: np.zeros((1, *(size or 1 for size in tensor.shape[1:])), tensor.dtype), model.output
+        lambda tensor: np.zeros((current().stand_in_rows, *(size or 1 for size in tensor.shape[1:])), tensor.dtype),
+        model.output,
     )
-    compiled.update_state(labels, outputs, weights)
+    for compiled in (compiled_loss(model), compiled_metrics(model)):
+        if compiled is not None:
+            count = getattr(compiled, "update_state", compiled)
+            count(labels, outputs, weights)
     model.reset_metrics()

@@ -23,6 +23,7 @@ from elephant.config import FitConfig, Timeouts
 from elephant.driver.verification import Verification, config_to_verify, verified
 from elephant.errors import ConfigurationError, DataError, brief_errors
 from elephant.kinds import BALANCED
+from elephant.modeling.model_spec import built_model
 from elephant.monitor.listeners import EventFile, FitListener, Listeners, mlflow_listeners
 from elephant.monitor.progress import Progress
 from elephant.monitor.report import table_html
@@ -58,6 +59,7 @@ from elephant.spark.training_data import (
     rows_of_frame,
 )
 from elephant.task.rendezvous import installed_versions
+from elephant.training.pipeline import require_stages
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -362,6 +364,8 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         began = time.monotonic()
         config, given = fit_config(self), self.getOrDefault("callbacks")
         backup = backup_of(given)
+        if config.pipeline_stages is not None:
+            require_stages(built_model(self.getModel().source), config.pipeline_stages)
         rows = self._rows(dataset, config)
         job = replace(
             self._job(rows, config),
@@ -454,6 +458,11 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
             raise ConfigurationError(
                 "verify: expected workers of which each has the whole model, as they are when they average gradients. "
                 "Received: a distribution, with which JAX computes as one process does. Leave it out to verify."
+            )
+        if given.pipeline_stages is not None:
+            raise ConfigurationError(
+                "verify: expected workers of which each has the whole model, as they are when they average gradients. "
+                f"Received: pipelineStages={given.pipeline_stages!r}. Leave it out to verify."
             )
         if isinstance(rows, bool) or not isinstance(rows, int) or rows < 2:
             raise ConfigurationError(f"rows: expected a whole number, 2 or more. Received: {rows!r}.")

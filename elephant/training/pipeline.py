@@ -82,8 +82,7 @@ class ModelPipeline:
         communicator: Communicator | None = None,
     ) -> None:
         self._world = api.current_collective() if communicator is None else communicator
-        require_cuttable(model)
-        require_rowwise_losses(model)
+        graph = require_stages(model, stages)
         num_stages = stages if isinstance(stages, int) else len(stages) + 1
         _require_count("microBatches", micro_batches)
         _require_count(OPTION, num_stages)
@@ -95,12 +94,6 @@ class ModelPipeline:
         num_replicas = self._world.world_size // num_stages
         self._model, self._micro_batches = model, micro_batches
         self.place = StagePlace(self._world.rank, num_stages, num_replicas)
-        graph = ModelGraph(model)
-        if any(graph.specs[number].is_masked for number in graph.outputs):
-            raise UnsupportedError(
-                f"{OPTION}: expected outputs without masks, whose losses are means over all rows. Received: outputs "
-                f"{model.output_names if hasattr(model, 'output_names') else model.name!r}, of which one has a mask."
-            )
         bounds = [0, *self._cuts(graph, stages), len(graph.calls)]
         self.stage = ModelStage(graph, bounds[self.place.stage], bounds[self.place.stage + 1])
         self.stages, self.replicas = self._groups()
@@ -110,7 +103,8 @@ class ModelPipeline:
         self._functions = current().stage_functions(
             self.stage, self._loss if self.place.is_last else None, self.place.is_first
         )
-        self._structure: Any = None
+        # Where targets of steps, and of tests, have arrays.
+        self._structures: dict[bool, Any] = {}
         self._losses, self._rows, self.step_loss = 0.0, 0.0, 0.0
         # Whether layers add losses of their own to those of their weights; None until a test has shown it.
         self._adds_losses: bool | None = None
@@ -169,9 +163,9 @@ class ModelPipeline:
         """Returns how many micro-batches there are, and rows on all replicas, with this rank's rows in parts."""
         parts: list[list[np.ndarray]] = []
         place, root, counts = self.place, self.place.num_stages - 1, np.zeros(2)
-        self._agree_on_structure(targets)
+        structure = self._agreed_structure(targets, training=True)
         if place.is_first:
-            arrays = self._arrays_of(x, targets)
+            arrays = self._arrays_of(x, targets, structure)
             bounds = micro_bounds(len(arrays[0]), self._micro_batches)
             rows = self.replicas.allreduce(np.array([len(arrays[0])], np.float64))
             counts[:] = len(bounds), rows[0]
@@ -179,12 +173,14 @@ class ModelPipeline:
         self.stages.broadcast_(counts, root)
         return counts, parts
 
-    def _agree_on_structure(self, targets: Any) -> None:
-        if self._structure is None:
-            self._structure = self.stages.broadcast_object(_skeleton(targets), self.place.num_stages - 1)
+    def _agreed_structure(self, targets: Any, *, training: bool) -> Any:
+        if training not in self._structures:
+            root = self.place.num_stages - 1
+            self._structures[training] = self.stages.broadcast_object(_skeleton(targets), root)
+        return self._structures[training]
 
-    def _arrays_of(self, x: Any, targets: Any) -> list[np.ndarray]:
-        keras.tree.assert_same_structure(self._structure, _skeleton(targets))
+    def _arrays_of(self, x: Any, targets: Any, structure: Any) -> list[np.ndarray]:
+        keras.tree.assert_same_structure(structure, _skeleton(targets))
         given = [one for one in keras.tree.flatten(targets) if one is not None]
         return _same_rows([*self._inputs_of(x), *map(np.asarray, given)])
 
@@ -206,7 +202,7 @@ class ModelPipeline:
                 with.
         """
         (num_rows, loss), inputs, targets = self._opened(message)
-        packed = self._packed(targets) if self.place.is_last else ()
+        packed = _packed(targets, self._structures[True]) if self.place.is_last else ()
         if self.place.is_last:
             self._build_loss(inputs, packed)
         outputs, own, passed = self._functions.forward(inputs, packed, num_rows / total_rows)
@@ -232,10 +228,6 @@ class ModelPipeline:
         if not self.place.is_first:
             self.stages.send(back, self.stages.rank + 1)
         return totals
-
-    def _packed(self, targets: list[np.ndarray]) -> Any:
-        given = iter(targets)
-        return keras.tree.map_structure(lambda there: next(given) if there else None, self._structure)
 
     def _loss(self, outputs: list[Any], targets: Any) -> Any:
         y, weights = targets
@@ -271,9 +263,9 @@ class ModelPipeline:
         Returns:
             The mean loss of the rows, of all stages up to this one, and the number of rows.
         """
-        self._agree_on_structure((y, sample_weight))
+        structure = self._agreed_structure((y, sample_weight), training=False)
         if self.place.is_first:
-            arrays = self._arrays_of(x, (y, sample_weight))
+            arrays = self._arrays_of(x, (y, sample_weight), structure)
             message = [np.array([len(arrays[0]), 0.0]), *arrays]
         else:
             message = self._receive()
@@ -283,7 +275,7 @@ class ModelPipeline:
         if not self.place.is_last:
             self.stages.send([np.array([num_rows, loss]), *outputs, *targets], self.stages.rank - 1)
             return loss, num_rows
-        packed = self._packed(targets)
+        packed = _packed(targets, structure)
         self._build_loss(inputs, packed)
         tensors = [keras.ops.convert_to_tensor(one) for one in outputs]
         with keras.StatelessScope():
@@ -366,6 +358,31 @@ class ModelPipeline:
                 variable.assign(whole[variable.path])
 
 
+def require_stages(model: keras.Model, stages: int | Sequence[str]) -> ModelGraph:
+    """Returns the graph of a compiled model that can be trained in stages; no process but this one is needed to tell.
+
+    Args:
+        stages: As `ModelPipeline` takes them.
+
+    Raises:
+        UnsupportedError: The model cannot be cut so, or trained in parts.
+        ConfigurationError: It is not compiled, or has no layers of these names.
+    """
+    require_cuttable(model)
+    require_rowwise_losses(model)
+    graph = ModelGraph(model)
+    if any(graph.specs[number].is_masked for number in graph.outputs):
+        raise UnsupportedError(
+            f"{OPTION}: expected outputs without masks, whose losses are means over all rows. Received: outputs "
+            f"{model.output_names if hasattr(model, 'output_names') else model.name!r}, of which one has a mask."
+        )
+    if isinstance(stages, int):
+        graph.balanced_cuts(stages, [1.0] * len(graph.calls))
+    else:
+        graph.named_cuts(stages)
+    return graph
+
+
 def require_rowwise_losses(model: keras.Model) -> None:
     """Checks that losses are means over rows, which those of micro-batches add up to.
 
@@ -379,6 +396,12 @@ def require_rowwise_losses(model: keras.Model) -> None:
                 f"{OPTION}: expected losses with reduction='sum_over_batch_size'. Received: {loss.name!r} with "
                 f"reduction={reduction!r}."
             )
+        if getattr(loss, "ignore_class", None) is not None:
+            raise UnsupportedError(
+                f"{OPTION}: expected losses that count all rows. Received: {loss.name!r} with "
+                f"ignore_class={loss.ignore_class}, the mean over those of other classes. Give the rows a weight of "
+                "zero instead."
+            )
 
 
 def _require_count(name: str, count: int) -> None:
@@ -389,6 +412,12 @@ def _require_count(name: str, count: int) -> None:
 def _skeleton(targets: Any) -> Any:
     """Returns where a nest has arrays."""
     return keras.tree.map_structure(lambda one: one is not None, targets)
+
+
+def _packed(targets: list[np.ndarray], structure: Any) -> Any:
+    """Returns arrays in the nest that `_skeleton` has described."""
+    given = iter(targets)
+    return keras.tree.map_structure(lambda there: next(given) if there else None, structure)
 
 
 def _same_rows(arrays: list[np.ndarray]) -> list[np.ndarray]:
