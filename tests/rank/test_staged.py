@@ -1,38 +1,53 @@
 """A fit of a model in stages, whose ranks are threads, against one process of plain Keras."""
 
 import pickle
+import signal
+import time
 from dataclasses import replace
 
 import keras
 import numpy as np
 import pytest
-from keras_reference import classifier_data, fit_one_process, global_batches, job_for, largest_difference, split
+from keras_reference import (
+    VICTIM,
+    Signals,
+    classifier_data,
+    fit_one_process,
+    global_batches,
+    job_for,
+    largest_difference,
+    split,
+)
 from pyspark import cloudpickle
-from rank_pool import Recording, places_of
+from rank_pool import RankError, Recording, places_of
 from rank_threads import run_threads
 
+from elephant.data.epoch_plan import random_state
 from elephant.data.schema import SCALAR, Field
 from elephant.data.shard import Shard
+from elephant.errors import UnsupportedError
 from elephant.rank.job import epoch_plan
 from elephant.rank.staged import train_staged
 from elephant.rank.synchronous import train_rank
 
 pytestmark = pytest.mark.usefixtures("by_value")
 
+PATIENCE_S = 8.0
 
-def deep_model(optimizer=None, **compiled):
+
+def deep_model(optimizer=None, loss="mse", **compiled):
     """Returns a model of four layers, of which one is regularized, whose first weights are always the same."""
     layers = [keras.layers.Dense(8, "tanh", name=f"hidden{number}") for number in range(2)]
     layers += [keras.layers.Dense(8, "tanh", kernel_regularizer=keras.regularizers.L2(0.01), name="regular")]
     model = keras.Sequential([keras.layers.Input((6,)), *layers, keras.layers.Dense(1, name="head")])
     rng = np.random.default_rng(0)
     model.set_weights([rng.normal(size=weight.shape, scale=0.4) for weight in model.get_weights()])
-    model.compile(optimizer or keras.optimizers.Adam(0.01), "mse", **{"metrics": ["mae"], **compiled})
+    model.compile(optimizer or keras.optimizers.Adam(0.01), loss, **{"metrics": ["mae"], **compiled})
     return model
 
 
 def staged_job(model, *, num_ranks, **options):
-    shared = {"epochs": 2, "batch_size": 8, "shuffle": False, "pipeline_stages": 2, "micro_batches": 3}
+    shared = {"epochs": 2, "batch_size": 8, "shuffle": False, "pipeline_stages": ["regular"], "micro_batches": 3}
     return job_for(model, num_workers=num_ranks, **{**shared, **options})
 
 
@@ -192,7 +207,7 @@ def test_fit_when_a_replica_has_no_rows_and_there_are_two_outputs_then_equals_on
     columns = classifier_data(24)
     x, y = columns["features"], {"early": 2 * columns["label"], "late": columns["label"]}
     marked = np.arange(24) >= 16
-    job = staged_job(two_ends(), num_ranks=4, indicated=True, batch_size=8)
+    job = staged_job(two_ends(), num_ranks=4, indicated=True, pipeline_stages=["hidden1"])
     schema = replace(
         job.schema, labels=tuple(Field(name, (name,), "float32", SCALAR) for name in y), y={"early": 0, "late": 1}
     )
@@ -213,3 +228,51 @@ def test_fit_when_a_replica_has_no_rows_and_there_are_two_outputs_then_equals_on
     assert set(found.epochs[0]) == set(history)
     for metric, values in history.items():
         np.testing.assert_allclose([logs[metric] for logs in found.epochs], values, rtol=1e-4)
+
+
+def dropping():
+    """Returns a model that drops units in both of its stages."""
+    layers = [keras.layers.Dense(4, name="first"), keras.layers.Dropout(0.5, name="drop0")]
+    layers += [keras.layers.Dense(4, name="second"), keras.layers.Dropout(0.5, name="drop1")]
+    model = keras.Sequential([keras.layers.Input((6,)), *layers, keras.layers.Dense(1, name="head")])
+    model.compile("sgd", "mse")
+    return model
+
+
+def test_random_numbers_when_a_model_is_in_stages_then_each_replica_draws_its_own_in_the_order_of_the_whole(tmp_path):
+    parts = split(classifier_data(32), (8, 8, 8, 8))
+    job = staged_job(dropping(), num_ranks=4, epochs=1, pipeline_stages=["second"], checkpoint_path="kept", seed=5)
+    (state,) = fit_in_stages(job, parts, tmp_path)[0].states
+    states = [state.arrays[f"random/{replica}"][3:].reshape(-1, 2) for replica in range(2)]
+    # The second number counts draws: three micro-batches in each of two steps.
+    assert states[1].tolist() == [
+        [int(random_state(5, 1, place)[0]), int(random_state(5, 1, place)[1]) + 6] for place in range(2)
+    ]
+    assert states[0][:, 1].tolist() == [6, 6] and states[0][0, 0] != states[0][1, 0]
+
+
+def test_fit_when_a_stage_is_killed_then_the_others_name_it_in_seconds(rank_pool, tmp_path):
+    callbacks = [Signals(str(tmp_path), signal.SIGKILL)]
+    job = staged_job(deep_model(), num_ranks=3, batch_size=4, pipeline_stages=["hidden1", "head"], callbacks=callbacks)
+    with pytest.raises(RankError) as failed:
+        rank_pool.fit(job, split(classifier_data(60), (20, 20, 20)))
+    assert time.monotonic() - float((tmp_path / "sent").read_text()) < PATIENCE_S
+    for place in (0, 2):
+        kind, text, _ = failed.value.outcomes[place]
+        assert kind == "PeerLostError" and f"lost rank {VICTIM}" in text and "its process died" in text
+
+
+def rows_together(labels, outputs):
+    return keras.ops.mean(keras.ops.square(outputs - keras.ops.mean(labels)))
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (deep_model(loss=rows_together), "loss: expected the mean over the rows of a batch"),
+        (deep_model(loss=keras.losses.MeanSquaredError(reduction="sum")), "reduction='sum_over_batch_size'"),
+    ],
+)
+def test_fit_when_losses_of_micro_batches_do_not_add_up_then_says_so(model, words, tmp_path):
+    with pytest.raises(UnsupportedError, match=words):
+        fit_in_stages(staged_job(model, num_ranks=2), split(classifier_data(20), (12, 8)), tmp_path)
