@@ -366,6 +366,7 @@ def train_staged(job: TrainingJob, shard: Shard, plan: EpochPlan, world: Communi
             trial=trial,
             epoch_end=functools.partial(StagedEpoch, pipeline, weight, batches, world),
             whole=WholeModel(pipeline, is_looked_at=is_looked_at(job)),
+            exchange=pipeline,
         )
         StagedTraining(model, pipeline, batches, weight).run(job.first_epoch, config.epochs, callbacks)
     if world.rank == 0:

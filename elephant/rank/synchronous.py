@@ -53,7 +53,15 @@ from elephant.rank.callbacks.shared_state import OutsideVariables, outside_here,
 from elephant.rank.checkpoints import CheckpointCallback, restore
 from elephant.rank.input.feed import BatchFeed
 from elephant.rank.input.preprocessed_shard import prepared_rows
-from elephant.rank.job import Reporter, TrainingJob, mixed_policy, prepared_model, reseed, set_up_process
+from elephant.rank.job import (
+    ExchangeCounts,
+    Reporter,
+    TrainingJob,
+    mixed_policy,
+    prepared_model,
+    reseed,
+    set_up_process,
+)
 from elephant.rank.metrics.batch_means import count_rows
 from elephant.rank.rank_progress import RankWeight, StepCounter, StepRuns, StepTimes
 from elephant.rank.traced_step import TracedStep, average_gradients, leave_loops, steps_in_runs
@@ -320,6 +328,7 @@ def callbacks_of_fit(
     trial: LossTrial | None = None,
     epoch_end: Callable[[list[keras.callbacks.Callback]], keras.callbacks.Callback] | None = None,
     whole: keras.callbacks.Callback | None = None,
+    exchange: ExchangeCounts | None = None,
 ) -> list[keras.callbacks.Callback]:
     """Returns the callbacks of a rank, elephant's and the user's, in their order.
 
@@ -330,12 +339,14 @@ def callbacks_of_fit(
         epoch_end: Makes what ends an epoch, of the callbacks that hear of its validation, where no rank trains on
             rows that stand in for others; None is for ranks with a whole model each.
         whole: Has a divided model in one piece for all callbacks behind it; None where a model is not divided.
+        exchange: Counts what goes to other ranks; None where all of it goes through the world.
     """
     rank, config, order = world.rank, job.config, CallbackOrder
     local = not config.averages_gradients and replicas.world_size > 1
     own = callbacks_of_rank(job.callbacks, rank)
     broadcast_rate(own, plan.world_size // config.ranks_per_batch)
-    times = StepTimes(reporter, rank, plan.world_size, feed, world) if job.traced else None
+    exchange = world if exchange is None else exchange
+    times = StepTimes(reporter, rank, plan.world_size, feed, exchange) if job.traced else None
     evaluated = own if times is None else [*own, times]
     # Ranks that train alone do not meet after each step.
     asks, told = not local and may_stop_in_batches(job.callbacks), reporter if job.driver_reads is None else None
@@ -347,7 +358,7 @@ def callbacks_of_fit(
             else epoch_end(evaluated)
         ],
         order.OF_USER: own,
-        order.PROGRESS: [StepProgress(reporter, plan, rank, feed, world)],
+        order.PROGRESS: [StepProgress(reporter, plan, rank, feed, exchange)],
         order.STOP: [CollectiveStop(world, stop, told, weight, asks=asks)],
     }
     if epoch_end is None and weight.plan.own_steps(weight.rank) < weight.plan.pass_steps:

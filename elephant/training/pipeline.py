@@ -109,6 +109,16 @@ class ModelPipeline:
         # Whether layers add losses of their own to those of their weights; None until a test has shown it.
         self._adds_losses: bool | None = None
 
+    @property
+    def waited_s(self) -> float:
+        """Seconds so far in which this rank stood still for other stages and replicas."""
+        return self.stages.waited_s + self.replicas.waited_s
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes sent to them so far."""
+        return self.stages.bytes_sent + self.replicas.bytes_sent
+
     def _cuts(self, graph: ModelGraph, stages: int | Sequence[str]) -> tuple[int, ...]:
         if not isinstance(stages, int):
             return graph.named_cuts(stages)
