@@ -34,12 +34,12 @@ from elephant.modeling.stages import (
     require_cuttable,
 )
 from elephant.modeling.stages import without_values as without_values  # for users, who build models in it
+from elephant.training.moving_statistics import average_moving_statistics
 from elephant.training.schedule import StagePlace, micro_bounds
 from elephant.training.schedule import one_forward_one_backward as one_forward_one_backward
 from elephant.training.stage_optimizer import StageOptimizer
 from elephant.training.stage_state import (
     assign_state,
-    average_statistics,
     gathered_state,
     share_state,
     share_values,
@@ -106,6 +106,8 @@ class ModelPipeline:
         # Where targets of steps, and of tests, have arrays.
         self._structures: dict[bool, Any] = {}
         self._losses, self._rows, self.step_loss = 0.0, 0.0, 0.0
+        # Those of this replica since its moving statistics were those of all.
+        self._own_rows = 0.0
         # Whether layers add losses of their own to those of their weights; None until a test has shown it.
         self._adds_losses: bool | None = None
 
@@ -145,14 +147,27 @@ class ModelPipeline:
         stages, replicas = made
         return stages, replicas
 
-    def train_on_batch(self, x: Any = None, y: Any = None, sample_weight: Any = None) -> None:
+    def train_on_batch(
+        self,
+        x: Any = None,
+        y: Any = None,
+        sample_weight: Any = None,
+        class_weight: Mapping[int, float] | None = None,
+    ) -> None:
         """Takes one step; every rank calls it, and those of the first stage give their rows, which may be none.
 
         Args:
             x: Inputs as the model takes them, arrays with the same number of rows.
-            y: What the outputs are compared with.
-            sample_weight: A weight for each row.
+            y: What the outputs are compared with; as the model's outputs are, where there are several.
+            sample_weight: A weight for each row, or such weights for each output.
+            class_weight: By class number, the weight of each row whose label that is, or is one-hot for it; others
+                weigh 1. For a model of one output, in the place of `sample_weight`.
+
+        Raises:
+            ConfigurationError: Arrays differ in their number of rows, or classes cannot have weights here.
         """
+        if class_weight is not None and self.place.is_first:
+            sample_weight = _weights_of_classes(y, sample_weight, class_weight)
         counts, parts = self._rows_of_step(x, (y, sample_weight))
         num_micro_batches, total_rows = int(counts[0]), counts[1]
         self.step_loss = 0.0
@@ -212,6 +227,7 @@ class ModelPipeline:
                 with.
         """
         (num_rows, loss), inputs, targets = self._opened(message)
+        self._own_rows += num_rows
         packed = _packed(targets, self._structures[True]) if self.place.is_last else ()
         if self.place.is_last:
             self._build_loss(inputs, packed)
@@ -317,7 +333,9 @@ class ModelPipeline:
         """Returns loss and compiled metrics since the last call, over all replicas, on rank 0; every rank calls it.
 
         What metrics count is added up over the replicas, as it is for means, accuracies and confusion matrices.
+        Moving statistics become the averages over the replicas, weighted by their rows, as at the end of an epoch.
         """
+        self._average_statistics()
         losses = self._world.allreduce(np.array([self._losses]))[0]
         found: dict[str, Any] = {"loss": float(losses / self._rows) if self._rows else 0.0}
         self._losses, self._rows = 0.0, 0.0
@@ -332,11 +350,20 @@ class ModelPipeline:
     def state(self) -> dict[str, np.ndarray] | None:
         """Returns the variables of model and optimizer by path, on rank 0, and None on others; every rank calls it.
 
-        It is the state of the whole model, whatever the cuts are. Moving statistics become the means over the replicas.
+        It is the state of the whole model, whatever the cuts are. Moving statistics become the averages over the
+        replicas, weighted by their rows.
         """
-        average_statistics(self.stage, self.replicas)
+        self._average_statistics()
         own = stage_variables(self._model, self.stage, self.optimizer)
         return None if self.place.replica else gathered_state(own, self.stages)
+
+    def _average_statistics(self) -> None:
+        if self.place.num_replicas == 1:
+            return
+        rows = self.replicas.allreduce(np.array([self._own_rows]))[0]
+        if rows:
+            average_moving_statistics(self.stage, self.replicas, self._own_rows / rows)
+        self._own_rows = 0.0
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Gives this rank's variables the values of a state, which may come from other cuts.
@@ -422,6 +449,23 @@ def _require_count(name: str, count: int) -> None:
 def _skeleton(targets: Any) -> Any:
     """Returns where a nest has arrays."""
     return keras.tree.map_structure(lambda one: one is not None, targets)
+
+
+def _weights_of_classes(y: Any, sample_weight: Any, class_weight: Mapping[int, float]) -> np.ndarray:
+    """Returns the weights of rows that Keras makes of those of classes."""
+    if sample_weight is not None or keras.tree.is_nested(y):
+        raise ConfigurationError(
+            "class_weight: expected a model of one output, and no sample_weight. Received: "
+            f"{'sample_weight' if sample_weight is not None else 'labels of several outputs'}. Multiply the weights "
+            "into sample_weight, one array for each output."
+        )
+    labels = np.asarray(y)
+    if labels.ndim > 1:
+        labels = labels.argmax(-1) if labels.shape[-1] != 1 else labels[..., 0]
+    numbers, places = np.unique(np.round(labels).astype(int), return_inverse=True)
+    return np.array([class_weight.get(int(number), 1.0) for number in numbers], np.float32)[
+        places.reshape(labels.shape)
+    ]
 
 
 def _packed(targets: list[np.ndarray], structure: Any) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 from elephant.collective.communicator import Communicator
 from elephant.errors import ConfigurationError, UnsupportedError
 from elephant.modeling.stages import OPTION, ModelStage
-from elephant.modeling.variables import moving_statistics, random_generators
+from elephant.modeling.variables import random_generators
 
 _OF_OPTIMIZER = "optimizer/"
 
@@ -87,12 +87,6 @@ def assign_state(own: Mapping[str, Any], state: Mapping[str, np.ndarray]) -> Non
             variable.assign(state[name])
         elif not name.startswith(_OF_OPTIMIZER):
             raise ConfigurationError(f"state: expected a value of {name!r}. Received: {', '.join(state)}.")
-
-
-def average_statistics(stage: ModelStage, replicas: Communicator) -> None:
-    """Gives moving statistics the means over the replicas."""
-    for variable in moving_statistics(stage):
-        variable.assign(replicas.allreduce(keras.ops.convert_to_numpy(variable), "mean"))
 
 
 def share_values(stage: ModelStage, replicas: Communicator) -> None:
