@@ -6,10 +6,12 @@
     python benchmarks/pipeline.py --only passes     # or stages
     python benchmarks/pipeline.py --backend jax
 
-`passes` takes the passes of all stages one after the other on one core, and compares their processor time with
-Keras' own step of the same model and rows. `stages` has a process and a core for each stage, and compares them with
-Keras' step on one core. There, 1 is what M / (M + S - 1) of M micro-batches and S stages leaves. Where there are
-fewer cores than stages, a line has no target. Contenders take turns. Prints one line of JSON per comparison.
+`passes` takes the passes of all stages one after the other on one core, and compares their processor time with Keras'
+own step of the same model and rows, and with Keras' steps over the same micro-batches, whose gradients its optimizer
+adds up: what of the difference is that of small micro-batches. `stages` has a process and a core for each stage, and
+compares them with Keras' step on one core. There, 1 is what M / (M + S - 1) of M micro-batches and S stages leaves.
+Where there are fewer cores than stages, a line has no target. Contenders take turns. Prints one line of JSON per
+comparison.
 """
 
 from __future__ import annotations
@@ -56,14 +58,18 @@ class DenseCase:
         """The first layer of each stage but the first."""
         return [f"dense{self.layers // self.stages * stage}" for stage in range(1, self.stages)]
 
-    def compiled(self) -> Any:
-        """Returns the model."""
+    def compiled(self, accumulated: int | None = None) -> Any:
+        """Returns the model.
+
+        Args:
+            accumulated: Of how many steps its optimizer adds the gradients up.
+        """
         import keras
 
         keras.utils.set_random_seed(1)
         given = [keras.layers.Dense(self.width, "relu", name=f"dense{number}") for number in range(self.layers)]
         model = keras.Sequential([keras.Input((self.width,)), *given])
-        model.compile("adam", "mse")
+        model.compile(keras.optimizers.Adam(gradient_accumulation_steps=accumulated), "mse")
         return model
 
     def batch(self) -> tuple[np.ndarray, np.ndarray]:
@@ -112,10 +118,21 @@ def passes_of(case: DenseCase) -> Callable[[], None]:
     return step
 
 
+def accumulated_of(case: DenseCase) -> Callable[[], None]:
+    """Returns a step of one process that adds up the gradients of the micro-batches."""
+    model, (x, y) = case.compiled(case.micro_batches), case.batch()
+
+    def step() -> None:
+        for start in range(0, len(x), case.micro_rows):
+            model.train_on_batch(x[start : start + case.micro_rows], y[start : start + case.micro_rows])
+
+    return step
+
+
 def serve_passes(member: Member, case: DenseCase) -> None:
-    """The work of the process that times the passes and Keras' step in turns, in processor time."""
+    """The work of the process that times the passes and Keras' steps in turns, in processor time."""
     model, (x, y) = case.compiled(), case.batch()
-    contenders = (passes_of(case), lambda: model.train_on_batch(x, y))
+    contenders = (passes_of(case), lambda: model.train_on_batch(x, y), accumulated_of(case))
     for _ in member.turns():
         took = []
         for step in contenders:
@@ -151,26 +168,24 @@ def serve_stage(member: Member, case: DenseCase) -> None:
 
 
 def measure_passes(options: argparse.Namespace) -> None:
-    """All stages' passes on one core, against Keras' step, by processor time."""
+    """All stages' passes on one core, against Keras' step and its steps of micro-batches, by processor time."""
     for rows in (256, 512):
         case = DenseCase(stages=2, micro_batches=4, micro_rows=rows)
         with Team(serve_passes, seats(1), case, environment=_environment(options)) as team:
             turns = [_turn(team) for _ in range(_WARMUP + options.repetitions)][_WARMUP:]
-        in_stages, fused = (list(side) for side in zip(*turns, strict=True))
-        report(
-            Measurement(
-                measure="passes_of_stages_against_fused_step",
-                case={**asdict(case), "backend": options.backend},
-                ratio=median_ratio(in_stages, fused),
-                target=_PASSES_TARGET,
-                at_least=False,
-                medians={
-                    "stages_cpu_s": statistics.median(in_stages),
-                    "fused_cpu_s": statistics.median(fused),
-                },
-                repetitions=options.repetitions,
+        in_stages, fused, accumulated = (list(side) for side in zip(*turns, strict=True))
+        for name, others in (("fused_step", fused), ("accumulated_steps", accumulated)):
+            report(
+                Measurement(
+                    measure=f"passes_of_stages_against_{name}",
+                    case={**asdict(case), "backend": options.backend},
+                    ratio=median_ratio(in_stages, others),
+                    target=_PASSES_TARGET,
+                    at_least=False,
+                    medians={"stages_cpu_s": statistics.median(in_stages), f"{name}_cpu_s": statistics.median(others)},
+                    repetitions=options.repetitions,
+                )
             )
-        )
 
 
 def measure_stages(options: argparse.Namespace) -> None:

@@ -166,8 +166,29 @@ class FitConfig(_OptionsOfFit):
 
     @property
     def rank_batch_size(self) -> int:
-        """Rows of a rank's step: the ranks of a worker share its batch."""
-        return self.batch_size // self.gpus_per_worker
+        """Rows of a rank's step: the ranks of a worker share its batch, and those of a model in stages take one."""
+        return self.batch_size // self.gpus_per_worker if self.pipeline_stages is None else self.batch_size
+
+    @property
+    def num_stages(self) -> int:
+        """Parts of the model that are on ranks of their own."""
+        stages = self.pipeline_stages
+        return stages if isinstance(stages, int) else 1 if stages is None else len(stages) + 1
+
+    @property
+    def num_replicas(self) -> int:
+        """Copies of the model, each on as many ranks as it has stages."""
+        return self.num_ranks // self.num_stages
+
+    @property
+    def ranks_per_batch(self) -> int:
+        """Ranks that share the ``batch_size`` rows of a step: those of a worker, or those of a model in stages."""
+        return self.gpus_per_worker if self.pipeline_stages is None else self.num_stages
+
+    @property
+    def batches_per_step(self) -> int:
+        """How many times ``batch_size`` rows make a synchronous step."""
+        return self.num_ranks // self.ranks_per_batch
 
     @property
     def is_synchronous(self) -> bool:

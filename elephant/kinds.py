@@ -335,6 +335,27 @@ def count_or(*words: str, expected: str, holds: Callable[[Any], bool], written: 
     return Kind(int | str, expected, _same, is_one, written=written, parse=_word_or_integer)
 
 
+def _stages(value: Any) -> int | list[str]:
+    """Returns a number of stages, or the names of the layers with which all but the first begin."""
+    return [_some_text(name) for name in value] if isinstance(value, (list, tuple)) else _integer(value)
+
+
+def _is_divided(value: int | list[str]) -> bool:
+    return value >= 2 if isinstance(value, int) else len(value) >= 1 and len(set(value)) == len(value)
+
+
+def _stages_of_text(value: Any) -> Any:
+    """Returns what words of a configuration mean: one that is a number, or names.
+
+    >>> _stages_of_text("2"), _stages_of_text(["2"]), _stages_of_text("head"), _stages_of_text(["block4", "head"])
+    (2, 2, ['head'], ['block4', 'head'])
+    """
+    words = list(value) if isinstance(value, (list, tuple)) else [value]
+    if len(words) == 1 and (isinstance(words[0], int) or re.fullmatch(r"[0-9]+", str(words[0]))):
+        return _integer_of_text(words[0])
+    return words
+
+
 TEXT = Kind(str, "text", _text, parse=_some_text)
 TEXTS = Kind(list, "text, or a list of it", _texts, gather=list)
 PATH = Kind(str, "a path", _path, written="text", parse=_some_text)
@@ -389,6 +410,15 @@ DISTRIBUTION = Kind(
     _distribution,
     written="module:name",
     reference=_reference,
+)
+STAGES = Kind(
+    int | list,
+    "an integer of at least 2, or the names of layers, each the first of a stage after the first",
+    _stages,
+    _is_divided,
+    written="a number, or names of layers",
+    parse=_stages_of_text,
+    gather=list,
 )
 SPARK_OPTIONS = Kind(dict, "pairs such as name=value", _spark_options, gather=pairs)
 REFERENCES_BY_NAME = Kind(

@@ -25,6 +25,7 @@ from elephant.kinds import (
     LABEL_COLUMNS,
     NUMBER,
     PATH,
+    STAGES,
     SWITCH,
     SWITCH_OR_AUTO,
     TEXT,
@@ -275,6 +276,11 @@ OPTIONS = (
     Option("distribution", DISTRIBUTION, None, FIT, ranks_only="no step that all workers compute together",
            help="on JAX: keras.distribution.ModelParallel, or a LayoutMap, by which Keras divides the layers among the "
            "workers; not set gives each worker the whole model"),
+    Option("pipeline_stages", STAGES, None, FIT, ranks_only="no step that all workers compute together",
+           help="parts of the model, one after the other, each on workers of its own: a number, or the layers with "
+           "which the second and later ones begin; not set gives each worker the whole model"),
+    Option("micro_batches", _COUNT, 8, FIT, ranks_only="no step that all workers compute together",
+           help="parts of a batch that follow one another through the stages of pipelineStages (>= 1)"),
     Option("mixed_precision", SWITCH, False, FIT,
            help="whether workers compute in 16 bits where the model's layers leave that open"),
     Option("checkpoint_path", PATH, None, FIT,
@@ -470,9 +476,51 @@ _GOSSIP_PAIRS = (
     ),
 )
 
+
+def _excludes_stages(name: str, holds: Callable[[Any], bool], expected: str) -> Pair:
+    """Returns the rule that a model in stages goes with some values alone of another option."""
+    return Pair(
+        "pipeline_stages",
+        FIT,
+        lambda given: given.pipeline_stages is None or holds(getattr(given, name)),
+        lambda given: (
+            f"{expected} with a model in stages. Received: {name}={getattr(given, name)!r}. Leave {name} or "
+            "pipeline_stages out."
+        ),
+    )
+
+
+_STAGE_PAIRS = (
+    _excludes_stages("frequency", lambda frequency: frequency == "batch", "frequency='batch'"),
+    _excludes_stages("compression", lambda compression: compression is None, "no compression"),
+    _excludes_stages("gpu_transport", lambda transport: transport != "nccl", "gpu_transport='auto' or 'host'"),
+    _excludes_stages("distribution", lambda distribution: distribution is None, "no distribution"),
+    _excludes_stages("sync_batch_norm", lambda synchronized: not synchronized, "sync_batch_norm=False"),
+    Pair(
+        "pipeline_stages",
+        FIT,
+        lambda given: given.num_ranks % given.num_stages == 0,
+        lambda given: (
+            f"a number of ranks that {given.num_stages} stages divide. Received: {given.num_ranks} "
+            f"(num_workers={given.num_workers}, gpus_per_worker={given.gpus_per_worker}). Change num_workers, or the "
+            "stages."
+        ),
+    ),
+    Pair(
+        "micro_batches",
+        FIT,
+        lambda given: given.pipeline_stages is not None or given.micro_batches == OPTION["micro_batches"].default,
+        lambda given: (
+            f"pipeline_stages, through which parts of a batch go. Received: micro_batches={given.micro_batches!r} "
+            "without it. Pass both, or leave micro_batches out."
+        ),
+    ),
+)
+
 PAIRS = (
     *_NCCL_PAIRS,
     *_DISTRIBUTION_PAIRS,
+    *_STAGE_PAIRS,
     *_ROUND_PAIRS,
     *_GOSSIP_PAIRS,
     Pair(

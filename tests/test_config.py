@@ -147,6 +147,34 @@ def test_distribution_when_options_do_not_go_with_it_then_says_so(options, messa
 
 
 @pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"frequency": 3}, "pipeline_stages: expected frequency='batch' with a model in stages. .*=3. Leave frequency"),
+        ({"compression": "int8"}, "pipeline_stages: expected no compression with .* Received: compression='int8'"),
+        ({"gpu_transport": "nccl"}, "pipeline_stages: expected gpu_transport='auto' or 'host' with .*'nccl'"),
+        ({"sync_batch_norm": True}, "pipeline_stages: expected sync_batch_norm=False with .*=True"),
+        ({"num_workers": 5}, "a number of ranks that 2 stages divide. Received: 5 .num_workers=5, gpus_per_worker=1."),
+        ({"mode": "asynchronous"}, "pipeline_stages: expected mode='synchronous'. .* no step that all workers"),
+        ({"aggregation": "server"}, "pipeline_stages: expected aggregation='allreduce'"),
+        ({"pipeline_stages": 1}, "pipeline_stages: expected an integer of at least 2, or the names of layers"),
+        ({"pipeline_stages": ["a", "a"]}, "pipeline_stages: expected an integer of at least 2, or the names of layers"),
+        ({"pipeline_stages": None, "micro_batches": 4}, "micro_batches: expected pipeline_stages, .*=4 without it"),
+        (
+            {"distribution": {"shape": [4], "axis_names": ["batch"], "layouts": {".*kernel": ["batch"]}}},
+            "pipeline_stages: expected no distribution",
+        ),
+    ],
+)
+def test_stages_when_options_do_not_go_with_them_then_says_so(options, message):
+    given = {"num_workers": 4, "pipeline_stages": 2}
+    config = FitConfig(**given, batch_size=6, gpus_per_worker=2)
+    assert (config.num_stages, config.num_replicas, config.rank_batch_size, config.batches_per_step) == (2, 4, 6, 4)
+    assert FitConfig(num_workers=3, pipeline_stages=["deep", "head"]).num_stages == 3
+    with pytest.raises(ConfigurationError, match=message):
+        FitConfig.of({**given, **options})
+
+
+@pytest.mark.parametrize(
     "change",
     [
         {"shape": [2]},

@@ -226,9 +226,20 @@ class Shard:
         """Returns copies of the rows of one column at the given positions."""
         return take_rows(self._columns[field.role], rows, self.items_per_row(field))
 
+    def columns(self, start: int, stop: int) -> dict[str, Values]:
+        """Returns copies of the rows from ``start`` up to, but without, ``stop``, in the form of `write_values`."""
+        rows = np.arange(start, stop)
+        return {
+            field.role: take_rows(self._columns[field.role], rows, self.items_per_row(field)) for field in self.schema
+        }
+
     def zeros(self, num_rows: int) -> tuple[Values, ...]:
         """Returns rows of zeros in the shard's shapes: what a rank without rows puts through its model."""
         return tuple(self._zeros(field, num_rows) for field in self.schema.batch_fields)
+
+    def zeros_of(self, field: Field, num_rows: int = 0) -> Values:
+        """Returns rows of zeros of a column."""
+        return self._zeros(field, num_rows)
 
     def _zeros(self, field: Field, num_rows: int) -> Values:
         shape = self.row_shape(field)

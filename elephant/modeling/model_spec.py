@@ -214,6 +214,12 @@ def given_model(spec: ModelSpec) -> keras.Model | None:
     return _given.get(spec.source_id)
 
 
+def built_model(spec: ModelSpec) -> keras.Model:
+    """Returns the user's model that a source was made of, while it is there, and else one that is built of it."""
+    given = given_model(spec)
+    return spec.build() if given is None else given
+
+
 def _saved_source(model: keras.Model, settings: KerasSettings, custom: dict[str, Any]) -> ModelSpec:
     """Returns a model as Keras saves it; raises ConfigurationError where that is not the same model."""
     with recorded_names() as written:

@@ -9,6 +9,7 @@ would, to the last bit.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -211,8 +212,14 @@ class ModelGraph:
             raise UnsupportedError(
                 f"{OPTION}: expected a cut with all calls of a layer on one side. Received: a cut before "
                 f"{self.calls[cut].names[-1]!r}, with calls of {name!r}, or with its variables, on both sides. Cut "
-                "before the first or after the last of them."
+                "before the first or after the last of them, or give each side a layer of its own: weights that are "
+                "shared, such as those of an embedding with the head, have to be in one stage."
             )
+
+    def _named_shared(self) -> str:
+        cuts = range(2, len(self.calls))
+        names = dict.fromkeys(name for name in map(self.divided, cuts) if name is not None)
+        return f": {', '.join(map(repr, names))}" if names else ""
 
     def balanced_cuts(self, num_stages: int, costs: Sequence[float]) -> tuple[int, ...]:
         """Returns the cuts with which the dearest stage is as cheap as can be.
@@ -230,8 +237,9 @@ class ModelGraph:
         if cuts is None:
             raise UnsupportedError(
                 f"{OPTION}: expected a model with at least {num_stages} parts that can be apart from each other. "
-                f"Received: one with {len(places) + 1}. Layers that are called several times are in one part. Ask for "
-                "fewer stages."
+                f"Received: one with {len(places) + 1}. Calls of one layer, and layers that share weights, are in one "
+                f"part, with all between them{self._named_shared()}. Ask for fewer stages, or give each weights of its "
+                "own."
             )
         return cuts
 
@@ -240,7 +248,7 @@ def _with_variables_between(places: Sequence[int], has_variables: Sequence[bool]
     """Returns the cuts with variables between them: before each call that has some, the nearest one."""
     chosen: list[int] = []
     last = 0
-    for place, end in zip(places, [*places[1:], len(has_variables)], strict=True):
+    for place, end in itertools.pairwise([*places, len(has_variables)]):
         if any(has_variables[last:place]) and any(has_variables[place:end]):
             chosen.append(place)
             last = place
@@ -380,6 +388,11 @@ def require_cuttable(model: keras.Model) -> None:
     if several is not None and isinstance(model.optimizer, several):
         raise UnsupportedError(
             f"{OPTION}: expected one optimizer. Received: {type(model.optimizer).__name__}. Train without {OPTION}."
+        )
+    if model.steps_per_execution > 1:
+        raise UnsupportedError(
+            f"{OPTION}: expected a model that takes one step at a time. Received: steps_per_execution="
+            f"{model.steps_per_execution}. Compile it without."
         )
     inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     if inner.gradient_accumulation_steps:

@@ -47,6 +47,7 @@ def advice_on_fit(
     plan: Sequence[Mapping[str, Any]],
     history: Mapping[str, Sequence[float]],
     statistics: Mapping[str, Any],
+    options: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """Returns changes to make, a sentence or two each; nothing where nothing stands out.
 
@@ -55,8 +56,9 @@ def advice_on_fit(
         plan: Places of the ranks.
         history: One number per epoch by metric.
         statistics: Counts; see `elephant.KerasModel.training_statistics`.
+        options: Params of the estimator that were chosen, by name.
     """
-    known: dict[str, Any] = {"history": history, "statistics": statistics}
+    known: dict[str, Any] = {"history": history, "statistics": statistics, "options": options or {}}
     # In the first epoch ranks wait for each other to trace the model.
     first = min((part["epoch"] for part in ranks), default=0)
     sums = sums_by_rank([part for part in ranks if part["epoch"] > first] or ranks)
@@ -114,7 +116,12 @@ def _on_cores(scaling_runs: Sequence[ScalingRun]) -> Iterable[str]:
 
 
 @_rule
-def _on_slowest_rank(sums: Sequence[Mapping[str, Any]], plan: Sequence[Mapping[str, Any]]) -> Iterable[str]:
+def _on_slowest_rank(
+    sums: Sequence[Mapping[str, Any]], plan: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+) -> Iterable[str]:
+    if options.get("pipelineStages"):
+        # Each rank has work of another kind.
+        return
     slowest = min(sums, key=lambda own: own["others_s"])
     # One epoch the one may be slower and the next the other, which nobody can help.
     late_s = sum(own["others_s"] - slowest["others_s"] for own in sums)
@@ -136,8 +143,16 @@ def _on_slowest_rank(sums: Sequence[Mapping[str, Any]], plan: Sequence[Mapping[s
 
 
 @_rule
-def _on_exchange_of_fit(sums: Sequence[Mapping[str, Any]]) -> Iterable[str]:
+def _on_exchange_of_fit(sums: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> Iterable[str]:
     share = sum(own["exchange_s"] for own in sums) / sum(own["seconds"] for own in sums)
+    if options.get("pipelineStages"):
+        if share > _MUCH_EXCHANGE:
+            yield (
+                f"Stages wait for each other {share:.0%} of the time. More microBatches keep all of them busy, as long "
+                "as each has enough rows; a larger batchSize gives them more. Stages that are named may be cut where "
+                "they take equally long: pipelineStages with a number measures that."
+            )
+        return
     if share > _MUCH_EXCHANGE:
         yield (
             f"Exchanging takes {share:.0%} of the time. A larger batchSize or frequency=k exchanges less often; "

@@ -123,7 +123,7 @@ class FitSummary:
     @property
     def advice(self) -> list[str]:
         """Changes to make, a sentence or two each; nothing where nothing stands out."""
-        return advice_on_fit(self.ranks, self.plan, self.history, self.statistics)
+        return advice_on_fit(self.ranks, self.plan, self.history, self.statistics, self.options)
 
     def report(self, path: str | Path) -> Path:
         """Writes all of it as one HTML page, which loads nothing: curves, a time line of every rank, advice.

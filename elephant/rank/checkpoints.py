@@ -228,7 +228,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         facts = {
             "fit": identity_of(self._job.config),
             "rows": self._rows.to_json(),
-            "num_workers": self._communicator.world_size // self._job.config.gpus_per_worker,
+            "num_workers": self._communicator.world_size // self._job.config.ranks_per_batch,
             "stopped": stopped,
             "variables": paths_in_order(self.model),
             "optimizer_names": optimizer_names(self.model),
@@ -293,7 +293,7 @@ def restore_optimizers(model: keras.Model, state: FitState, job: TrainingJob, co
         value = arrays.get(f"local/{communicator.rank}/{path}", arrays.get(path))
         if value is not None:
             variable.assign(value)
-    workers, before = job.config.num_workers, state.facts["num_workers"]
+    workers, before = job.config.batches_per_step, state.facts["num_workers"]
     if job.config.scale_learning_rate and before != workers:
         for optimizer in rated_optimizers(model):
             rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate))

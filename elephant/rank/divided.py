@@ -6,6 +6,7 @@ every step, and the numbers of an epoch are those of all rows.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -20,7 +21,12 @@ from elephant.collective.communicator import Communicator, LocalCommunicator
 from elephant.data.epoch_plan import EpochPlan
 from elephant.data.shard import Shard
 from elephant.modeling.variables import read_variables, state_variables
-from elephant.rank.callbacks.rank_callbacks import require_averaged_weights, require_equal_weights, share_variables
+from elephant.rank.callbacks.rank_callbacks import (
+    GlobalEpoch,
+    require_averaged_weights,
+    require_equal_weights,
+    share_variables,
+)
 from elephant.rank.callbacks.shared_state import outside_here, read
 from elephant.rank.checkpoints import restore
 from elephant.rank.input.feed import BatchFeed
@@ -167,8 +173,8 @@ def train_divided(
             weight,
             StopSignal(),
             reporter,
-            validation_batches=batches.validation,
-            whole=WholeModel(distribution, world, is_looked_at=_is_looked_at(job)),
+            epoch_end=functools.partial(GlobalEpoch, alone, weight, batches.validation),
+            whole=WholeModel(distribution, world, is_looked_at=is_looked_at(job)),
         )
         model.fit(
             batches.training(job.first_epoch),
@@ -191,7 +197,7 @@ def _prepared_model(job: TrainingJob, feed: BatchFeed, plan: EpochPlan, world: C
     return model
 
 
-def _is_looked_at(job: TrainingJob) -> bool:
+def is_looked_at(job: TrainingJob) -> bool:
     """Returns whether callbacks or checkpoints see the model before training has ended; the same on all ranks."""
     on_ranks = [one for one in job.callbacks if type(one) is not keras.callbacks.Callback]
     others = (job.driver_reads, job.state, job.config.checkpoint_path)

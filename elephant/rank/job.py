@@ -173,8 +173,12 @@ class Reporter(StepReporter, Protocol):
 
 
 def epoch_plan(job: TrainingJob, num_rows: Sequence[int], num_marked: Sequence[int]) -> EpochPlan:
-    """Returns the plan that all ranks compute alike from each other's row counts."""
+    """Returns the plan that all ranks compute alike from each other's row counts.
+
+    Of a model in stages, the first ranks have the rows of the replicas, and the others none.
+    """
     config, schema = job.config, job.schema
+    num_rows, num_marked = (_by_replica(counts, config.num_replicas) for counts in (num_rows, num_marked))
     by_column = schema.validation is not None
     validation = tuple(num_marked) if by_column else split_validation(num_rows, config.validation_fraction)
     training = tuple(rows - kept for rows, kept in zip(num_rows, validation, strict=True))
@@ -185,6 +189,16 @@ def epoch_plan(job: TrainingJob, num_rows: Sequence[int], num_marked: Sequence[i
         steps_per_epoch=config.steps_per_epoch,
         most_steps=job.most_steps,
     )
+
+
+def _by_replica(counts: Sequence[int], num_replicas: int) -> list[int]:
+    """Returns counts of ranks added up over the stages of each replica, in the places of its ranks of the last one.
+
+    >>> _by_replica([1, 2, 3, 4], 2), _by_replica([1, 2], 2)
+    ([4, 6, 0, 0], [1, 2])
+    """
+    sums = [sum(counts[replica::num_replicas]) for replica in range(num_replicas)]
+    return sums + [0] * (len(counts) - num_replicas)
 
 
 def as_numbers(logs: dict[str, Any] | None) -> dict[str, Any]:
@@ -243,8 +257,7 @@ def prepared_model(job: TrainingJob, rows: RowSpec, *, num_ranks: int, policy: s
         model.optimizer.learning_rate = config.learning_rate
     if config.scale_learning_rate:
         for optimizer in rated_optimizers(model):
-            # The ranks of one worker share its batch.
-            factor = num_ranks // config.gpus_per_worker
+            factor = num_ranks // config.ranks_per_batch
             optimizer.learning_rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate)) * factor
     for optimizer in rated_optimizers(model):
         current().fuse_update(optimizer)

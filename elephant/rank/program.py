@@ -163,6 +163,11 @@ class SynchronousFitProgram(SynchronousProgram):
         shard = _opened_shard(rank_info, fit)
         plan = epoch_plan(fit, rank_info.num_rows, rank_info.num_marked)
         channel.send(_started(rank_info, plan, first_step=plan.number(fit.first_epoch, 0) + 1))
+        if fit.config.pipeline_stages is not None:
+            from elephant.rank.staged import train_staged
+
+            train_staged(fit, shard, plan, communicator, channel)
+            return b""
         distribution = current().distribution(fit.config)
         if distribution is None:
             train_rank(fit, shard, plan, communicator, channel, traced_step)

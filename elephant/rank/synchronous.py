@@ -53,7 +53,15 @@ from elephant.rank.callbacks.shared_state import OutsideVariables, outside_here,
 from elephant.rank.checkpoints import CheckpointCallback, restore
 from elephant.rank.input.feed import BatchFeed
 from elephant.rank.input.preprocessed_shard import prepared_rows
-from elephant.rank.job import Reporter, TrainingJob, mixed_policy, prepared_model, reseed, set_up_process
+from elephant.rank.job import (
+    ExchangeCounts,
+    Reporter,
+    TrainingJob,
+    mixed_policy,
+    prepared_model,
+    reseed,
+    set_up_process,
+)
 from elephant.rank.metrics.batch_means import count_rows
 from elephant.rank.rank_progress import RankWeight, StepCounter, StepRuns, StepTimes
 from elephant.rank.traced_step import TracedStep, average_gradients, leave_loops, steps_in_runs
@@ -190,13 +198,15 @@ def train_rank(
         reporter.result([*read_variables(model), *map(read, job.outside)], feed.rows)
 
 
+def common_policy(policy: str | None, communicator: Communicator) -> str | None:
+    """Returns the policy of mixed precision of all ranks, which compute alike: a rank without a GPU decides."""
+    return BFLOAT16 if policy is not None and any_rank(policy == BFLOAT16, communicator) else policy
+
+
 def _prepared_model(
     job: TrainingJob, feed: BatchFeed, plan: EpochPlan, communicator: Communicator, traced_step: TracedStep | None
 ) -> keras.Model:
-    policy = mixed_policy(job.config)
-    if policy is not None and any_rank(policy == BFLOAT16, communicator):
-        # All compute alike: a rank without a GPU decides.
-        policy = BFLOAT16
+    policy = common_policy(mixed_policy(job.config), communicator)
     if traced_step is None:
         model = prepared_model(job, feed.rows, num_ranks=plan.world_size, policy=policy)
     else:
@@ -316,8 +326,9 @@ def callbacks_of_fit(
     reporter: Reporter,
     *,
     trial: LossTrial | None = None,
-    validation_batches: Callable[[], Any] | None = None,
+    epoch_end: Callable[[list[keras.callbacks.Callback]], keras.callbacks.Callback] | None = None,
     whole: keras.callbacks.Callback | None = None,
+    exchange: ExchangeCounts | None = None,
 ) -> list[keras.callbacks.Callback]:
     """Returns the callbacks of a rank, elephant's and the user's, in their order.
 
@@ -325,25 +336,32 @@ def callbacks_of_fit(
         plan: How many rows each rank has.
         weight: Of the replica, in the steps that it takes.
         trial: Tries the losses on further rows; None where there is nothing to try.
-        validation_batches: Returns what a validation gets its batches from; None takes those of the feed.
+        epoch_end: Makes what ends an epoch, of the callbacks that hear of its validation, where no rank trains on
+            rows that stand in for others; None is for ranks with a whole model each.
         whole: Has a divided model in one piece for all callbacks behind it; None where a model is not divided.
+        exchange: Counts what goes to other ranks; None where all of it goes through the world.
     """
     rank, config, order = world.rank, job.config, CallbackOrder
     local = not config.averages_gradients and replicas.world_size > 1
     own = callbacks_of_rank(job.callbacks, rank)
-    broadcast_rate(own, plan.world_size // config.gpus_per_worker)
-    times = StepTimes(reporter, rank, plan.world_size, feed, world) if job.traced else None
+    broadcast_rate(own, plan.world_size // config.ranks_per_batch)
+    exchange = world if exchange is None else exchange
+    times = StepTimes(reporter, rank, plan.world_size, feed, exchange) if job.traced else None
     evaluated = own if times is None else [*own, times]
     # Ranks that train alone do not meet after each step.
     asks, told = not local and may_stop_in_batches(job.callbacks), reporter if job.driver_reads is None else None
     callbacks: dict[CallbackOrder, list[keras.callbacks.Callback]] = {
         order.STEPS: [StepCounter(weight)],
-        order.EPOCH: [GlobalEpoch(replicas, weight, validation_batches or feed.validation_batches, evaluated)],
+        order.EPOCH: [
+            GlobalEpoch(replicas, weight, feed.validation_batches, evaluated)
+            if epoch_end is None
+            else epoch_end(evaluated)
+        ],
         order.OF_USER: own,
-        order.PROGRESS: [StepProgress(reporter, plan, rank, feed, world)],
+        order.PROGRESS: [StepProgress(reporter, plan, rank, feed, exchange)],
         order.STOP: [CollectiveStop(world, stop, told, weight, asks=asks)],
     }
-    if weight.plan.own_steps(weight.rank) < weight.plan.pass_steps:
+    if epoch_end is None and weight.plan.own_steps(weight.rank) < weight.plan.pass_steps:
         callbacks[order.IDLE] = [IdleSteps(weight, keep_optimizers=local, synchronized=config.sync_batch_norm)]
     if local:
         every = config.frequency if isinstance(config.frequency, int) else None

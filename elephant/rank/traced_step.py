@@ -136,7 +136,7 @@ def traced_step(job: TrainingJob) -> TracedStep | None:
 def _is_known(job: TrainingJob) -> bool:
     """Returns whether job and columns alone decide the step."""
     config, spec = job.config, job.model
-    if not current().traces_ahead or job.state is not None:
+    if not current().traces_ahead or job.state is not None or config.pipeline_stages is not None:
         return False
     if job.preprocessing.preprocess is not None or job.preprocessing.augment is not None:
         return False

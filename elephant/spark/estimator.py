@@ -23,6 +23,7 @@ from elephant.config import FitConfig, Timeouts
 from elephant.driver.verification import Verification, config_to_verify, verified
 from elephant.errors import ConfigurationError, DataError, brief_errors
 from elephant.kinds import BALANCED
+from elephant.modeling.model_spec import built_model
 from elephant.monitor.listeners import EventFile, FitListener, Listeners, mlflow_listeners
 from elephant.monitor.progress import Progress
 from elephant.monitor.report import table_html
@@ -58,6 +59,7 @@ from elephant.spark.training_data import (
     rows_of_frame,
 )
 from elephant.task.rendezvous import installed_versions
+from elephant.training.pipeline import require_stages
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -163,6 +165,11 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         distribution: On JAX, `keras.distribution.ModelParallel`, or a `LayoutMap`, by which Keras divides the layers
             among the workers' devices: the mesh has one device for each, of which only the number counts here. None
             gives each worker the whole model. See ``docs/parallelism.md``.
+        pipelineStages: Parts of the model, one after the other, each on workers of its own: a number, or the names of
+            the layers with which the second and later ones begin. numWorkers is a multiple of it, and a step trains on
+            batchSize rows for each copy of the model. None gives each worker the whole model. See
+            ``docs/parallelism.md``.
+        microBatches: Parts of a batch that follow one another through the stages.
         mixedPrecision: Whether workers compute in 16 bits where the model's layers leave that open.
         checkpointPath: A folder for checkpoints of the fit, on any file system that Spark or fsspec reaches.
         checkpointEpochs: Epochs between two checkpoints.
@@ -246,6 +253,8 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         gpusPerWorker: int = 1,
         gpuTransport: str = "auto",
         distribution: keras.distribution.ModelParallel | keras.distribution.LayoutMap | None = None,
+        pipelineStages: int | Sequence[str] | None = None,
+        microBatches: int = 8,
         mixedPrecision: bool = False,
         checkpointPath: str | os.PathLike[str] | None = None,
         checkpointEpochs: int = 1,
@@ -356,6 +365,8 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         began = time.monotonic()
         config, given = fit_config(self), self.getOrDefault("callbacks")
         backup = backup_of(given)
+        if config.pipeline_stages is not None:
+            require_stages(built_model(self.getModel().source), config.pipeline_stages)
         rows = self._rows(dataset, config)
         job = replace(
             self._job(rows, config),
@@ -448,6 +459,11 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
             raise ConfigurationError(
                 "verify: expected workers of which each has the whole model, as they are when they average gradients. "
                 "Received: a distribution, with which JAX computes as one process does. Leave it out to verify."
+            )
+        if given.pipeline_stages is not None:
+            raise ConfigurationError(
+                "verify: expected workers of which each has the whole model, as they are when they average gradients. "
+                f"Received: pipelineStages={given.pipeline_stages!r}. Leave it out to verify."
             )
         if isinstance(rows, bool) or not isinstance(rows, int) or rows < 2:
             raise ConfigurationError(f"rows: expected a whole number, 2 or more. Received: {rows!r}.")

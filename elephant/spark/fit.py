@@ -377,7 +377,14 @@ def train_synchronously(
     if job.callbacks or epochs.callbacks:
         progress.note(epochs.places())
     if config.scale_learning_rate:
-        progress.note(f"the learning rate is multiplied by {requirements.num_workers}, the number of workers")
+        noun = "workers" if config.pipeline_stages is None else "copies of the model"
+        progress.note(f"the learning rate is multiplied by {config.batches_per_step}, the number of {noun}")
+    if config.pipeline_stages is not None:
+        last = "rank 0 is" if config.num_replicas == 1 else f"ranks 0 to {config.num_replicas - 1} are"
+        progress.note(
+            f"the model is in {config.num_stages} stages, with {counted(config.num_replicas, 'rank')} each; {last} the "
+            "last one, where rows are counted"
+        )
     with preflight_checked(rows.session, requirements, progress.note) as plan, contextlib.closing(epochs):
         spec = _task_spec("fit", rows, job, pickled_job, plan, progress)
         attempt_on = barrier_attempts(

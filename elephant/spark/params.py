@@ -311,6 +311,7 @@ def check_fit(
     check_compression(config.compression)
     check_transport(config.gpu_transport)
     check_distribution(config)
+    check_stages(config, info, callbacks)
     if config.is_synchronous:
         check_callbacks(callbacks)
     else:
@@ -328,6 +329,31 @@ def check_transport(transport: str) -> None:
             f"gpuTransport: expected 'auto' or 'host' with the Keras backend {backend.name!r}, whose gradients go "
             f"through the host. Received: 'nccl'. Pass 'host', or set KERAS_BACKEND to {' or '.join(able)}."
         )
+
+
+def check_stages(config: FitConfig, info: ModelInfo, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+    """Raises UnsupportedError for what a model in stages does not have, as far as it can be told without the model."""
+    if config.pipeline_stages is None:
+        return
+    remedy = "Leave it out, or pipelineStages."
+    if info.synchronized:
+        raise UnsupportedError(
+            "pipelineStages: expected batch normalization of the rows of a micro-batch. Received: "
+            "BatchNormalization(synchronized=True), whose rows are those of all workers. Build it with "
+            "synchronized=False, or leave pipelineStages out."
+        )
+    for input_info in info.inputs:
+        if input_info.sparse:
+            raise UnsupportedError(
+                f"pipelineStages: expected inputs in dense arrays, which are cut into micro-batches. Received: the "
+                f"sparse input {input_info.name!r}. {remedy}"
+            )
+    for callback in callbacks:
+        if isinstance(callback, keras.callbacks.SwapEMAWeights):
+            raise UnsupportedError(
+                "callbacks: expected callbacks that leave the optimizer's averages of weights to it, because each "
+                f"stage has an optimizer of its own. Received: SwapEMAWeights with pipelineStages. {remedy}"
+            )
 
 
 def check_distribution(config: FitConfig) -> None:

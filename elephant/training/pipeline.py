@@ -34,15 +34,18 @@ from elephant.modeling.stages import (
     require_cuttable,
 )
 from elephant.modeling.stages import without_values as without_values  # for users, who build models in it
+from elephant.modeling.variable_paths import OPTIMIZER, SCALE
+from elephant.training.moving_statistics import average_moving_statistics
 from elephant.training.schedule import StagePlace, micro_bounds
 from elephant.training.schedule import one_forward_one_backward as one_forward_one_backward
 from elephant.training.stage_optimizer import StageOptimizer
 from elephant.training.stage_state import (
-    average_statistics,
     gathered_state,
     load_variables,
+    share_state,
     share_values,
     stage_variables,
+    whole_variables,
 )
 
 
@@ -61,6 +64,9 @@ class ModelPipeline:
         place: This rank's.
         stage: The layers of this rank.
         optimizer: That of this rank's weights.
+        stages: The ranks of this replica, the last stage first.
+        replicas: The ranks of this stage.
+        step_loss: In the last stage, the loss of the last step of this replica's rows, of all stages, times these rows.
 
     Raises:
         UnsupportedError: The model has no graph, a train_step of its own, several optimizers, or a layer that would
@@ -77,8 +83,7 @@ class ModelPipeline:
         communicator: Communicator | None = None,
     ) -> None:
         self._world = api.current_collective() if communicator is None else communicator
-        require_cuttable(model)
-        require_rowwise_losses(model)
+        graph = require_stages(model, stages)
         num_stages = stages if isinstance(stages, int) else len(stages) + 1
         _require_count("microBatches", micro_batches)
         _require_count(OPTION, num_stages)
@@ -90,23 +95,32 @@ class ModelPipeline:
         num_replicas = self._world.world_size // num_stages
         self._model, self._micro_batches = model, micro_batches
         self.place = StagePlace(self._world.rank, num_stages, num_replicas)
-        graph = ModelGraph(model)
-        if any(graph.specs[number].is_masked for number in graph.outputs):
-            raise UnsupportedError(
-                f"{OPTION}: expected outputs without masks, whose losses are means over all rows. Received: outputs "
-                f"{model.output_names if hasattr(model, 'output_names') else model.name!r}, of which one has a mask."
-            )
         bounds = [0, *self._cuts(graph, stages), len(graph.calls)]
         self.stage = ModelStage(graph, bounds[self.place.stage], bounds[self.place.stage + 1])
-        self._stages, self._replicas = self._groups()
-        share_values(self.stage, self._replicas)
-        self._optimizer = StageOptimizer(model.optimizer, self.stage, self.place.stage, self._stages, self._replicas)
+        self.stages, self.replicas = self._groups()
+        share_values(self.stage, self.replicas)
+        self._optimizer = StageOptimizer(model.optimizer, self.stage, self.place.stage, self.stages, self.replicas)
         self.optimizer = self._optimizer.optimizer
         self._functions = current().stage_functions(
             self.stage, self._loss if self.place.is_last else None, self.place.is_first
         )
-        self._structure: Any = None
-        self._losses, self._rows = 0.0, 0.0
+        # Where targets of steps, and of tests, have arrays.
+        self._structures: dict[bool, Any] = {}
+        self._losses, self._rows, self.step_loss = 0.0, 0.0, 0.0
+        # Those of this replica since its moving statistics were those of all.
+        self._own_rows = 0.0
+        # Whether layers add losses of their own to those of their weights; None until a test has shown it.
+        self._adds_losses: bool | None = None
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds so far in which this rank stood still for other stages and replicas."""
+        return self.stages.waited_s + self.replicas.waited_s
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes sent to them so far."""
+        return self.stages.bytes_sent + self.replicas.bytes_sent
 
     def _cuts(self, graph: ModelGraph, stages: int | Sequence[str]) -> tuple[int, ...]:
         if not isinstance(stages, int):
@@ -134,16 +148,30 @@ class ModelPipeline:
         stages, replicas = made
         return stages, replicas
 
-    def train_on_batch(self, x: Any = None, y: Any = None, sample_weight: Any = None) -> None:
+    def train_on_batch(
+        self,
+        x: Any = None,
+        y: Any = None,
+        sample_weight: Any = None,
+        class_weight: Mapping[int, float] | None = None,
+    ) -> None:
         """Takes one step; every rank calls it, and those of the first stage give their rows, which may be none.
 
         Args:
             x: Inputs as the model takes them, arrays with the same number of rows.
-            y: What the outputs are compared with.
-            sample_weight: A weight for each row.
+            y: What the outputs are compared with; as the model's outputs are, where there are several.
+            sample_weight: A weight for each row, or such weights for each output.
+            class_weight: By class number, the weight of each row whose label that is, or is one-hot for it; others
+                weigh 1. For a model of one output, in the place of `sample_weight`.
+
+        Raises:
+            ConfigurationError: Arrays differ in their number of rows, or classes cannot have weights here.
         """
+        if class_weight is not None and self.place.is_first:
+            sample_weight = _weights_of_classes(y, sample_weight, class_weight)
         counts, parts = self._rows_of_step(x, (y, sample_weight))
         num_micro_batches, total_rows = int(counts[0]), counts[1]
+        self.step_loss = 0.0
         waiting: dict[int, Any] = {}
         totals: list[Any] | None = None
         scale = self._optimizer.scale
@@ -153,6 +181,7 @@ class ModelPipeline:
             else:
                 totals = self._backward(waiting.pop(number), scale, totals)
         self._rows += total_rows
+        self._losses += self.step_loss
         if total_rows:
             self._optimizer.apply(totals, scale)
 
@@ -160,18 +189,26 @@ class ModelPipeline:
         """Returns how many micro-batches there are, and rows on all replicas, with this rank's rows in parts."""
         parts: list[list[np.ndarray]] = []
         place, root, counts = self.place, self.place.num_stages - 1, np.zeros(2)
-        if self._structure is None:
-            self._structure = self._stages.broadcast_object(_skeleton(targets), root)
+        structure = self._agreed_structure(targets, training=True)
         if place.is_first:
-            keras.tree.assert_same_structure(self._structure, _skeleton(targets))
-            given = [one for one in keras.tree.flatten(targets) if one is not None]
-            arrays = _same_rows([*self._inputs_of(x), *map(np.asarray, given)])
+            arrays = self._arrays_of(x, targets, structure)
             bounds = micro_bounds(len(arrays[0]), self._micro_batches)
-            rows = self._replicas.allreduce(np.array([len(arrays[0])], np.float64))
+            rows = self.replicas.allreduce(np.array([len(arrays[0])], np.float64))
             counts[:] = len(bounds), rows[0]
-            parts = [[np.array([end - start], float), *(one[start:end] for one in arrays)] for start, end in bounds]
-        self._stages.broadcast_(counts, root)
+            parts = [[np.array([end - start, 0.0]), *(one[start:end] for one in arrays)] for start, end in bounds]
+        self.stages.broadcast_(counts, root)
         return counts, parts
+
+    def _agreed_structure(self, targets: Any, *, training: bool) -> Any:
+        if training not in self._structures:
+            root = self.place.num_stages - 1
+            self._structures[training] = self.stages.broadcast_object(_skeleton(targets), root)
+        return self._structures[training]
+
+    def _arrays_of(self, x: Any, targets: Any, structure: Any) -> list[np.ndarray]:
+        keras.tree.assert_same_structure(structure, _skeleton(targets))
+        given = [one for one in keras.tree.flatten(targets) if one is not None]
+        return _same_rows([*self._inputs_of(x), *map(np.asarray, given)])
 
     def _inputs_of(self, x: Any) -> list[np.ndarray]:
         """Returns arrays in the order of the model's inputs."""
@@ -181,37 +218,43 @@ class ModelPipeline:
         return [np.asarray(one) for one in flat]
 
     def _receive(self) -> list[np.ndarray]:
-        return self._stages.recv(self._stages.rank + 1)
+        return self.stages.recv(self.stages.rank + 1)
 
     def _forward(self, message: list[np.ndarray], total_rows: float) -> Any:
-        """Takes a forward pass of a message: the number of rows, the tensors, what outputs are compared with."""
-        count, *arrays = message
-        num_inputs = num_tensors(self.stage.entering)
-        inputs, targets = arrays[:num_inputs], arrays[num_inputs:]
-        packed = self._packed(targets) if self.place.is_last else ()
+        """Takes a forward pass of a message.
+
+        Args:
+            message: The number of rows and the losses of the stages before, the tensors, what outputs are compared
+                with.
+        """
+        (num_rows, loss), inputs, targets = self._opened(message)
+        self._own_rows += num_rows
+        packed = _packed(targets, self._structures[True]) if self.place.is_last else ()
         if self.place.is_last:
             self._build_loss(inputs, packed)
-        outputs, loss, passed = self._functions.forward(inputs, packed, float(count[0]) / total_rows)
-        self._losses += loss * total_rows
+        outputs, own, passed = self._functions.forward(inputs, packed, num_rows / total_rows)
+        loss += own
         if self.place.is_last:
+            self.step_loss += loss * total_rows
             self._count(outputs, packed)
             # No gradient comes from outside: the loss is all that there is.
             return passed, [np.zeros_like(one) for one in _floats(outputs, self.stage.leaving)]
-        self._stages.send([count, *outputs, *targets], self._stages.rank - 1)
+        self.stages.send([np.array([num_rows, loss]), *outputs, *targets], self.stages.rank - 1)
         return passed, None
+
+    def _opened(self, message: list[np.ndarray]) -> tuple[list[float], list[np.ndarray], list[np.ndarray]]:
+        numbers, *arrays = message
+        count = num_tensors(self.stage.entering)
+        return numbers.tolist(), arrays[:count], arrays[count:]
 
     def _backward(self, waiting: Any, scale: float, totals: list[Any] | None) -> list[Any]:
         passed, gradients = waiting
         if gradients is None:
-            gradients = self._stages.recv(self._stages.rank - 1)
+            gradients = self.stages.recv(self.stages.rank - 1)
         back, totals = self._functions.backward(passed, gradients, scale, totals)
         if not self.place.is_first:
-            self._stages.send(back, self._stages.rank + 1)
+            self.stages.send(back, self.stages.rank + 1)
         return totals
-
-    def _packed(self, targets: list[np.ndarray]) -> Any:
-        given = iter(targets)
-        return keras.tree.map_structure(lambda there: next(given) if there else None, self._structure)
 
     def _loss(self, outputs: list[Any], targets: Any) -> Any:
         y, weights = targets
@@ -232,28 +275,75 @@ class ModelPipeline:
             y, weights = targets
             tensors = [keras.ops.convert_to_tensor(one) for one in outputs]
             compiled.update_state(y, _predictions(self._model, tensors), weights)
+        if compiled_loss(self._model).metrics:
+            # The losses of several outputs, which the passes do not count.
+            self._loss([keras.ops.convert_to_tensor(one) for one in outputs], targets)
+
+    def test_on_batch(self, x: Any = None, y: Any = None, sample_weight: Any = None) -> tuple[float, float]:
+        """Counts rows in the metrics, and trains on none; all ranks of a replica call it.
+
+        Args:
+            x: As in `train_on_batch`, by the rank of the first stage.
+            y: As there.
+            sample_weight: As there.
+
+        Returns:
+            The mean loss of the rows, of all stages up to this one, and the number of rows.
+        """
+        structure = self._agreed_structure((y, sample_weight), training=False)
+        if self.place.is_first:
+            arrays = self._arrays_of(x, (y, sample_weight), structure)
+            message = [np.array([len(arrays[0]), 0.0]), *arrays]
+        else:
+            message = self._receive()
+        (num_rows, loss), inputs, targets = self._opened(message)
+        outputs, own = self._inferred(inputs)
+        loss += own
+        if not self.place.is_last:
+            self.stages.send([np.array([num_rows, loss]), *outputs, *targets], self.stages.rank - 1)
+            return loss, num_rows
+        packed = _packed(targets, structure)
+        self._build_loss(inputs, packed)
+        tensors = [keras.ops.convert_to_tensor(one) for one in outputs]
+        with keras.StatelessScope():
+            loss += float(keras.ops.convert_to_numpy(self._loss(tensors, packed)))
+        self._count(outputs, packed)
+        return loss, num_rows
+
+    def _inferred(self, inputs: list[np.ndarray]) -> tuple[list[np.ndarray], float]:
+        """Returns the outputs of this stage, and the losses of its layers and weights."""
+        penalties = [one.regularizer(one) for one in self.stage.trainable_variables if one.regularizer is not None]
+        if self._adds_losses is not False:
+            # No compiled function gives them: so it is tried once whether there are any.
+            made = self.stage([keras.ops.convert_to_tensor(one) for one in inputs], training=False)
+            losses = self.stage.losses
+            self._adds_losses = len(losses) > len(penalties)
+            return [keras.ops.convert_to_numpy(one) for one in made], _sum(losses)
+        return self._functions.infer(inputs), _sum(penalties)
 
     def predict_on_batch(self, x: Any = None) -> Any:
         """Returns the model's outputs on ranks of the last stage, and None on others; every rank calls it."""
-        arrays = self._inputs_of(x) if self.place.is_first else self._stages.recv(self._stages.rank + 1)
+        arrays = self._inputs_of(x) if self.place.is_first else self.stages.recv(self.stages.rank + 1)
         outputs = self._functions.infer(arrays)
         if self.place.is_last:
             return _predictions(self._model, outputs)
-        self._stages.send(outputs, self._stages.rank - 1)
+        self.stages.send(outputs, self.stages.rank - 1)
         return None
 
     def results(self) -> dict[str, Any]:
         """Returns loss and compiled metrics since the last call, over all replicas, on rank 0; every rank calls it.
 
         What metrics count is added up over the replicas, as it is for means, accuracies and confusion matrices.
+        Moving statistics become the averages over the replicas, weighted by their rows, as at the end of an epoch.
         """
+        self._average_statistics()
         losses = self._world.allreduce(np.array([self._losses]))[0]
         found: dict[str, Any] = {"loss": float(losses / self._rows) if self._rows else 0.0}
         self._losses, self._rows = 0.0, 0.0
         compiled = compiled_metrics(self._model) if self.place.is_last else None
         if compiled is not None and compiled.built:
             for variable in compiled.variables:
-                variable.assign(self._replicas.allreduce(keras.ops.convert_to_numpy(variable)))
+                variable.assign(self.replicas.allreduce(keras.ops.convert_to_numpy(variable)))
             found |= {name: np.asarray(value).tolist() for name, value in compiled.result().items()}
             compiled.reset_state()
         return found if self._world.rank == 0 else {}
@@ -262,11 +352,22 @@ class ModelPipeline:
         """Returns the variables of model and optimizer by path, on rank 0, and None on others; every rank calls it.
 
         It is the state of the whole model, whatever the cuts are, with the paths that checkpoints have; see
-        `elephant.modeling.variable_paths`. Moving statistics become the means over the replicas.
+        `elephant.modeling.variable_paths`. Moving statistics become the averages over the replicas, weighted by their
+        rows.
         """
-        average_statistics(self.stage, self._replicas)
-        own = stage_variables(self._model, self.stage, self.optimizer, self.place.replica)
-        return gathered_state(own, self._stages, self._replicas)
+        self._average_statistics()
+        return gathered_state(self._own_variables(), self.stages, self.replicas)
+
+    def _own_variables(self) -> dict[str, Any]:
+        return stage_variables(self._model, self.stage, self.optimizer, self.place.replica)
+
+    def _average_statistics(self) -> None:
+        if self.place.num_replicas == 1:
+            return
+        rows = self.replicas.allreduce(np.array([self._own_rows]))[0]
+        if rows:
+            average_moving_statistics(self.stage, self.replicas, self._own_rows / rows)
+        self._own_rows = 0.0
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Gives this rank's variables the values of a state, which may come from other cuts.
@@ -278,7 +379,50 @@ class ModelPipeline:
         Raises:
             ConfigurationError: A weight of the model is not there, or has another shape.
         """
-        load_variables(stage_variables(self._model, self.stage, self.optimizer, self.place.replica), state)
+        load_variables(self._own_variables(), state)
+
+    def put_together(self, *, optimizer: bool) -> None:
+        """Gives the whole model the values that its variables have in their stages; every rank calls it.
+
+        Moving statistics, and random generators, are those of this rank's replica.
+
+        Args:
+            optimizer: Whether the model's optimizer gets those of the stages' optimizers, too.
+        """
+        whole = whole_variables(self._model, self.place.replica)
+        share_state(self._own_variables(), whole, self.stages, optimizer=optimizer)
+
+    def follow_optimizer(self) -> None:
+        """Gives the optimizer of this stage the values that the variables of the model's optimizer have."""
+        whole = whole_variables(self._model, self.place.replica)
+        for path, variable in self._own_variables().items():
+            if path.startswith((OPTIMIZER, SCALE)) and path in whole:
+                variable.assign(whole[path])
+
+
+def require_stages(model: keras.Model, stages: int | Sequence[str]) -> ModelGraph:
+    """Returns the graph of a compiled model that can be trained in stages; no process but this one is needed to tell.
+
+    Args:
+        stages: As `ModelPipeline` takes them.
+
+    Raises:
+        UnsupportedError: The model cannot be cut so, or trained in parts.
+        ConfigurationError: It is not compiled, or has no layers of these names.
+    """
+    require_cuttable(model)
+    require_rowwise_losses(model)
+    graph = ModelGraph(model)
+    if any(graph.specs[number].is_masked for number in graph.outputs):
+        raise UnsupportedError(
+            f"{OPTION}: expected outputs without masks, whose losses are means over all rows. Received: outputs "
+            f"{model.output_names if hasattr(model, 'output_names') else model.name!r}, of which one has a mask."
+        )
+    if isinstance(stages, int):
+        graph.balanced_cuts(stages, [1.0] * len(graph.calls))
+    else:
+        graph.named_cuts(stages)
+    return graph
 
 
 def require_rowwise_losses(model: keras.Model) -> None:
@@ -294,6 +438,12 @@ def require_rowwise_losses(model: keras.Model) -> None:
                 f"{OPTION}: expected losses with reduction='sum_over_batch_size'. Received: {loss.name!r} with "
                 f"reduction={reduction!r}."
             )
+        if getattr(loss, "ignore_class", None) is not None:
+            raise UnsupportedError(
+                f"{OPTION}: expected losses that count all rows. Received: {loss.name!r} with "
+                f"ignore_class={loss.ignore_class}, the mean over those of other classes. Give the rows a weight of "
+                "zero instead."
+            )
 
 
 def _require_count(name: str, count: int) -> None:
@@ -304,6 +454,29 @@ def _require_count(name: str, count: int) -> None:
 def _skeleton(targets: Any) -> Any:
     """Returns where a nest has arrays."""
     return keras.tree.map_structure(lambda one: one is not None, targets)
+
+
+def _weights_of_classes(y: Any, sample_weight: Any, class_weight: Mapping[int, float]) -> np.ndarray:
+    """Returns the weights of rows that Keras makes of those of classes."""
+    if sample_weight is not None or keras.tree.is_nested(y):
+        raise ConfigurationError(
+            "class_weight: expected a model of one output, and no sample_weight. Received: "
+            f"{'sample_weight' if sample_weight is not None else 'labels of several outputs'}. Multiply the weights "
+            "into sample_weight, one array for each output."
+        )
+    labels = np.asarray(y)
+    if labels.ndim > 1:
+        labels = labels.argmax(-1) if labels.shape[-1] != 1 else labels[..., 0]
+    numbers, places = np.unique(np.round(labels).astype(int), return_inverse=True)
+    return np.array([class_weight.get(int(number), 1.0) for number in numbers], np.float32)[
+        places.reshape(labels.shape)
+    ]
+
+
+def _packed(targets: list[np.ndarray], structure: Any) -> Any:
+    """Returns arrays in the nest that `_skeleton` has described."""
+    given = iter(targets)
+    return keras.tree.map_structure(lambda there: next(given) if there else None, structure)
 
 
 def _same_rows(arrays: list[np.ndarray]) -> list[np.ndarray]:
@@ -319,6 +492,10 @@ def _predictions(model: keras.Model, outputs: list[Any]) -> Any:
     structure = output_structure(functional_graph(model))
     packed = keras.tree.pack_sequence_as(structure, outputs)
     return packed[0] if isinstance(packed, list) and len(packed) == 1 else packed
+
+
+def _sum(losses: Sequence[Any]) -> float:
+    return float(sum(np.sum(keras.ops.convert_to_numpy(one)) for one in losses))
 
 
 def _floats(outputs: Sequence[np.ndarray], specs: Sequence[GraphTensorSpec]) -> list[np.ndarray]:

@@ -13,13 +13,16 @@ from elephant.collective.communicator import Communicator
 from elephant.modeling.stages import ModelStage
 from elephant.modeling.variable_paths import (
     MODEL,
+    OPTIMIZER,
+    SCALE,
     assign_state,
     generator_paths,
     optimizer_paths,
     read_generators,
+    state_paths,
     variable_paths,
 )
-from elephant.modeling.variables import moving_statistics, random_generators
+from elephant.modeling.variables import random_generators
 
 _RANDOM = "random/"
 _SAME_MODEL = "Load the state of the same model, whatever its cuts were."
@@ -35,6 +38,31 @@ def stage_variables(
     weights = {MODEL + path: variable for path, variable in paths.items() if path not in drawn}
     generators = {f"{_RANDOM}{replica}/{path}": variable for path, variable in drawn.items()}
     return weights | optimizer_paths(optimizer, paths) | generators
+
+
+def whole_variables(model: keras.Model, replica: int) -> dict[str, Any]:
+    """Returns the variables of a model and of its optimizer, by the paths of `stage_variables`."""
+    drawn = {f"{_RANDOM}{replica}/{path}": variable for path, variable in generator_paths(model).items()}
+    return state_paths(model) | drawn
+
+
+def share_state(own: Mapping[str, Any], whole: Mapping[str, Any], stages: Communicator, *, optimizer: bool) -> None:
+    """Gives the variables of a whole model the values that they have in their stages, on all ranks of a replica.
+
+    Args:
+        own: The variables of this rank's stage.
+        whole: Those of the whole model.
+        stages: The ranks of the replica.
+        optimizer: Whether those of the optimizer get theirs, too.
+    """
+    kinds = (MODEL, _RANDOM, OPTIMIZER, SCALE) if optimizer else (MODEL, _RANDOM)
+    chosen = [path for path in own if path in whole and path.startswith(kinds)]
+    for root in range(stages.world_size):
+        for path in stages.broadcast_object(chosen, root):
+            variable = own[path] if root == stages.rank else whole[path]
+            value = stages.broadcast(keras.ops.convert_to_numpy(variable), root)
+            if whole[path] is not own.get(path):
+                whole[path].assign(value)
 
 
 def gathered_state(
@@ -70,13 +98,7 @@ def load_variables(own: Mapping[str, Any], state: Mapping[str, np.ndarray]) -> N
         ConfigurationError: A weight is not there, or of another shape.
     """
     kept = {path: state[path] for path in own if path in state}
-    assign_state(own, kept, remedy=_SAME_MODEL, partly=("optimizer/", _RANDOM))
-
-
-def average_statistics(stage: ModelStage, replicas: Communicator) -> None:
-    """Gives moving statistics the means over the replicas."""
-    for variable in moving_statistics(stage):
-        variable.assign(replicas.allreduce(keras.ops.convert_to_numpy(variable), "mean"))
+    assign_state(own, kept, remedy=_SAME_MODEL, partly=(OPTIMIZER, _RANDOM))
 
 
 def share_values(stage: ModelStage, replicas: Communicator) -> None:

@@ -156,6 +156,24 @@ def test_cuts_when_a_layer_would_be_on_both_sides_then_it_is_named():
     assert graph.balanced_cuts(2, [1.0] * len(graph.calls)) == graph.named_cuts(["last"])
 
 
+def test_cuts_when_the_head_has_the_table_of_the_embedding_then_says_that_they_are_in_one_stage():
+    class Scores(layers.Layer):
+        def __init__(self, table, **kwargs):
+            super().__init__(**kwargs)
+            self.table = table
+
+        def call(self, x):
+            return ops.matmul(x, ops.transpose(self.table.embeddings))
+
+    inputs, table = keras.Input((4,), dtype="int32"), layers.Embedding(9, 4, name="table")
+    hidden = layers.Dense(4, name="hidden")(table(inputs))
+    graph = ModelGraph(keras.Model(inputs, Scores(table, name="scores")(hidden)))
+    with pytest.raises(UnsupportedError, match="a cut before 'hidden', with calls of 'scores'.*an embedding with the"):
+        graph.named_cuts(["hidden"])
+    with pytest.raises(UnsupportedError, match="with all between them: 'scores'. Ask for fewer stages, or give each"):
+        graph.balanced_cuts(2, [1.0] * len(graph.calls))
+
+
 @pytest.mark.parametrize(
     ("names", "match"),
     [

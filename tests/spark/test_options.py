@@ -110,7 +110,9 @@ def test_options_when_given_to_the_estimator_then_reach_the_fit_each_under_its_o
     given = fit_config(KerasEstimator(model=model, mode="asynchronous", backgroundExchange=True))
     assert given.asynchronous.background_exchange
     assert fit_config(KerasEstimator(model=model, aggregation="server")).trains_in_rounds
-    assert {*SYNCHRONOUS, *own, "aggregation", "asynchronous", "bucket_bytes", "distribution"} == {
+    stages = {"num_workers": 6, "pipeline_stages": ["deep", "head"], "micro_batches": 4}
+    assert fit_config(KerasEstimator(model=model, **camel_case(stages))) == FitConfig(**stages)
+    assert {*SYNCHRONOUS, *own, *stages, "aggregation", "asynchronous", "bucket_bytes", "distribution"} == {
         field.name for field in fields(FitConfig)
     }
     assert {*SERVERS, "background_exchange"} == {field.name for field in fields(AsynchronousOptions)}

@@ -88,6 +88,55 @@ def transformer():
     return keras.Model(inputs, layers.Dense(3, name="head")(layers.GlobalAveragePooling1D()(x)))
 
 
+class Drift(layers.Layer):
+    """A loss of its own, which is not a mean over rows."""
+
+    def call(self, x):
+        self.add_loss(ops.square(ops.mean(x)))
+        return x
+
+
+def with_losses():
+    return keras.Sequential(
+        [
+            layers.Input((6,)),
+            layers.Dense(8, "tanh", activity_regularizer=keras.regularizers.L2(1e-2)),
+            Drift(),
+            layers.Dense(8, "tanh", kernel_regularizer=REGULARIZER),
+            Drift(),
+            layers.Dense(3),
+        ]
+    )
+
+
+class Lookup(layers.Layer):
+    """Scores of all tokens, by the table that embeds them."""
+
+    def __init__(self, embedding, **kwargs):
+        super().__init__(**kwargs)
+        self.embedding = embedding
+
+    def call(self, x):
+        return ops.matmul(x, ops.transpose(self.embedding.embeddings))
+
+
+def tied():
+    """Returns a model that has a table in two layers and calls one layer twice, with a layer on each side of these."""
+    inputs, table, twice = keras.Input((6,), dtype="int32"), layers.Embedding(9, 4), layers.Dense(4, "tanh")
+    x = layers.GlobalAveragePooling1D()(layers.Dense(4)(table(inputs)))
+    return keras.Model(inputs, layers.Dense(3, name="head")(Lookup(table, name="scores")(twice(twice(x)))))
+
+
+def mixed(policy):
+    return keras.Sequential(
+        [
+            layers.Input((6,)),
+            *[layers.Dense(8, "tanh", dtype=policy) for _ in range(3)],
+            layers.Dense(3, dtype="float32"),
+        ]
+    )
+
+
 def adam():
     return keras.optimizers.Adam(0.01)
 
@@ -122,6 +171,9 @@ class Case:
     micro_batches: int = 4
     rows: tuple = ((30,), (7,), (30,))
     weighted: bool = False
+    loss: Any = "mse"
+    loss_weights: Any = None
+    classes: Any = None
 
     @property
     def num_replicas(self):
@@ -131,7 +183,8 @@ class Case:
         model = self.build()
         rng = np.random.default_rng(7)
         model.set_weights([rng.normal(size=one.shape, scale=0.4) for one in model.get_weights()])
-        model.compile(self.optimizer(), "mse", weighted_metrics=["mae"] if self.weighted else None)
+        weighted = [["mae"] for _ in model.outputs] if self.weighted else None
+        model.compile(self.optimizer(), self.loss, loss_weights=self.loss_weights, weighted_metrics=weighted)
         return model
 
     def batches(self):
@@ -145,8 +198,8 @@ class Case:
         ]
         inputs = [one.astype(tensor.dtype) for one, tensor in zip(inputs, model.inputs, strict=True)]
         labels = [rng.normal(size=(rows, 3)).astype("float32") for _ in model.outputs]
-        weights = rng.uniform(0, 2, rows).astype("float32") if self.weighted else None
-        return (inputs, labels, weights) if len(labels) > 1 else (inputs[0], labels[0], weights)
+        weights = [rng.uniform(0, 2, rows).astype("float32") for _ in labels] if self.weighted else None
+        return (inputs, labels, weights) if len(labels) > 1 else (inputs[0], labels[0], weights and weights[0])
 
 
 def require_close(state, variables, model, atol):
@@ -166,7 +219,7 @@ def rank_of(case, communicator):
     )
     for step in case.batches():
         x, y, weight = step[pipeline.place.replica] if pipeline.place.is_first else (None, None, None)
-        pipeline.train_on_batch(x, y, weight)
+        pipeline.train_on_batch(x, y, weight, case.classes)
     return pipeline.state(), pipeline.results()
 
 
@@ -184,7 +237,7 @@ def one_process(case):
         )
         losses.append(
             (
-                model.train_on_batch(x, y, weight, return_dict=True)["loss"],
+                model.train_on_batch(x, y, weight, case.classes, return_dict=True)["loss"],
                 sum(len(keras.tree.flatten(one)[0]) for one in step),
             )
         )
@@ -207,6 +260,11 @@ CASES = {
         transformer, sgd, stages=["wide0", "attention1", "wide1"], rows=((9,), (6,))
     ),
     "weights of rows": Case(mlp, sgd, stages=4, weighted=True),
+    "weights of classes": Case(mlp, sgd, classes={0: 0.2, 2: 3.0}),
+    "outputs with losses and weights of their own": Case(
+        residual, sgd, weighted=True, loss={"late": "mse", "early": "huber"}, loss_weights={"late": 0.3, "early": 2.0}
+    ),
+    "shared weights in one stage": Case(tied, sgd, stages=["head"]),
 }
 
 
@@ -237,28 +295,37 @@ def normalized():
     )
 
 
-@pytest.mark.skipif(keras.config.backend() != "tensorflow", reason="the reference is written for TensorFlow")
-def test_normalization_and_dropout_when_a_model_trains_in_stages_then_are_those_of_the_micro_batches_in_turn():
-    case = Case(normalized, functools.partial(keras.optimizers.SGD, 0.1))
-    state, _ = run_threads(2, functools.partial(rank_of, case))[0]
-    model = accumulated(case)
-    require_close(state, model.variables, model, 1e-6)
-
-
 def accumulated(case):
-    """Trains with one process that adds up the gradients of the micro-batches; returns the model."""
-    import tensorflow as tf
-
+    """Trains with plain Keras, which adds up the gradients of the micro-batches of all replicas; returns the model."""
     model = alone(case.compiled)
-    for ((x, y, _),) in case.batches():
-        totals = [0.0] * len(model.trainable_variables)
-        for part in np.array_split(np.arange(len(x)), case.micro_batches):
-            with tf.GradientTape() as tape:
-                loss = ops.mean(ops.square(model(x[part], training=True) - y[part])) * len(part) / len(x)
-            found = tape.gradient(loss, [one.value for one in model.trainable_variables])
-            totals = [total + one for total, one in zip(totals, found, strict=True)]
-        model.optimizer.apply(totals, model.trainable_variables)
+    num_parts = case.micro_batches * case.num_replicas
+    optimizer = case.optimizer()
+    getattr(optimizer, "inner_optimizer", optimizer).gradient_accumulation_steps = num_parts
+    model.compile(optimizer, case.loss)
+    for step in case.batches():
+        total = sum(len(x) for x, _, _ in step)
+        for x, y, _ in step:
+            for part in np.array_split(np.arange(len(x)), case.micro_batches):
+                # Keras divides by the number of parts, whatever their rows are.
+                weight = np.full(len(part), len(part) * num_parts / total, keras.config.floatx())
+                model.train_on_batch(x[part], y[part], weight)
     return model
+
+
+ACCUMULATED = {
+    "dropout, normalization": (Case(normalized, functools.partial(keras.optimizers.SGD, 0.1)), 1e-6),
+    "losses of layers": (Case(with_losses, sgd, stages=3, rows=((16, 16), (8, 8))), 1e-6),
+    "float16": (Case(functools.partial(mixed, "mixed_float16"), scaled, rows=((30,), (14,))), 2e-4),
+    "bfloat16": (Case(functools.partial(mixed, "mixed_bfloat16"), sgd, rows=((30,), (14,))), 2e-3),
+}
+
+
+@pytest.mark.parametrize("name", ACCUMULATED)
+def test_weights_when_micro_batches_matter_then_equal_one_process_that_takes_them_in_turn(name):
+    case, tolerance = ACCUMULATED[name]
+    state, _ = run_threads(case.stages * case.num_replicas, functools.partial(rank_of, case))[0]
+    model = accumulated(case)
+    require_close(state, model.variables, model, tolerance)
 
 
 @dataclass(frozen=True)
@@ -282,12 +349,39 @@ class Images(Case):
         return rng.normal(size=(rows, 32, 32, 3)).astype("float32"), labels, None
 
 
+def test_moving_statistics_when_replicas_have_unequal_rows_then_are_their_averages_by_rows():
+    rng = np.random.default_rng(5)
+    # By epoch, step and replica.
+    epochs = [[[rng.normal(size=(rows, 2)).astype("float32") for rows in step] for step in ((24, 8), (0, 6))]] * 2
+
+    def live(communicator):
+        model = keras.Sequential([layers.Input((2,)), layers.BatchNormalization(momentum=0.5), layers.Dense(1)])
+        model.compile("sgd", "mse")
+        pipeline = ModelPipeline(model, stages=1, micro_batches=1, communicator=communicator)
+        for epoch in epochs:
+            for step in epoch:
+                x = step[pipeline.place.replica]
+                pipeline.train_on_batch(x, x[:, :1])
+            pipeline.results()
+        return ops.convert_to_numpy(model.layers[0].moving_mean), pipeline.state()
+
+    expected = np.zeros(2)
+    for epoch in epochs:
+        own = [expected, expected]
+        for step in epoch:
+            own = [one if len(x) == 0 else (one + x.mean(0)) / 2 for one, x in zip(own, step, strict=True)]
+        expected = np.average(own, axis=0, weights=[24, 14])
+    for mean, _ in (found := run_threads(2, live)):
+        np.testing.assert_allclose(mean, expected, atol=1e-6)
+    [(path, mean)] = [(path, value) for path, value in found[0][1].items() if path.endswith("moving_mean")]
+    np.testing.assert_allclose(mean, expected, atol=1e-6, err_msg=path)
+
+
 def mobile_net():
     return keras.applications.MobileNetV2((32, 32, 3), alpha=0.35, weights=None, classes=3)
 
 
 @pytest.mark.slow("the small model with normalization does the same in two seconds: this one is as published")
-@pytest.mark.skipif(keras.config.backend() != "tensorflow", reason="the reference is written for TensorFlow")
 def test_weights_when_a_published_network_is_cut_inside_of_blocks_then_equal_those_of_accumulated_micro_batches():
     case = Images(
         mobile_net, functools.partial(keras.optimizers.SGD, 0.01), ["block_3_project", "block_8_depthwise"], 2
@@ -472,3 +566,7 @@ def test_pipeline_when_it_does_not_fit_then_says_what_does():
     model.compile("sgd", keras.losses.MeanSquaredError(reduction="sum"))
     with pytest.raises(UnsupportedError, match="reduction='sum_over_batch_size'.*'sum'"):
         ModelPipeline(model, stages=1, micro_batches=2)
+    model.compile("sgd", "mse")
+    rows = np.zeros((2, 6)), np.zeros((2, 3))
+    with pytest.raises(ConfigurationError, match="class_weight: expected.*no sample_weight.*Received: sample_weight"):
+        ModelPipeline(model, stages=1, micro_batches=2).train_on_batch(*rows, np.ones(2), {0: 1.0})

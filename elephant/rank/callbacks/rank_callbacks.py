@@ -17,9 +17,7 @@ from elephant.data.epoch_plan import EpochPlan
 from elephant.errors import ConfigurationError, TrainingError
 from elephant.modeling.sync_batch_norm import synchronized_layers
 from elephant.modeling.variables import (
-    assign_flat,
     constant_rate,
-    flatten,
     metric_variables,
     moving_statistics,
     optimizer_slots,
@@ -32,6 +30,7 @@ from elephant.rank.input.feed import BatchFeed
 from elephant.rank.job import WEIGHTS, ExchangeCounts, Reporter, StepReporter, as_numbers
 from elephant.rank.metrics.metric_sums import global_logs, sum_metrics
 from elephant.rank.rank_progress import RankWeight, StepTimes
+from elephant.training.moving_statistics import average_moving_statistics
 
 _PROGRESS_INTERVAL_S = 0.25
 # Reports of all ranks together.
@@ -67,16 +66,6 @@ def in_order(
     """
     listed = [one for part in CallbackOrder if part is not CallbackOrder.LOSSES for one in callbacks.get(part, ())]
     return [*(listed if times is None else times.around(listed)), *callbacks.get(CallbackOrder.LOSSES, ())]
-
-
-def average_moving_statistics(model: keras.Model, communicator: Communicator, share: float) -> None:
-    """Replaces each rank's moving statistics by the average over the ranks, weighted by the rows of the epoch."""
-    variables = moving_statistics(model)
-    if not variables:
-        return
-    statistics = flatten(variables) * share if share else np.zeros(sum(int(np.prod(v.shape)) for v in variables))
-    communicator.allreduce_(statistics)
-    assign_flat(variables, statistics)
 
 
 def require_equal_weights(model: keras.Model, communicator: Communicator, epoch: int) -> None:
@@ -177,7 +166,7 @@ class GlobalEpoch(keras.callbacks.Callback):
         self._plan = weight.plan
         self._weight = weight
         self._validation_batches = validation_batches
-        self._callbacks = _TestCallbacks(list(callbacks))
+        self._callbacks = TestCallbacks(list(callbacks))
         self._logs: dict[str, Any] = {}
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -208,7 +197,7 @@ class GlobalEpoch(keras.callbacks.Callback):
         return results
 
 
-class _TestCallbacks(keras.callbacks.CallbackList):
+class TestCallbacks(keras.callbacks.CallbackList):
     """The user's callbacks in an evaluation, which ends for them when the numbers of all workers are known.
 
     They are without a model: Keras' fit has given them theirs, and some start anew when they get one.

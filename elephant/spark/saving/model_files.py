@@ -363,7 +363,7 @@ class UserModel:
             # Or the next fit would scale it once more.
             for optimizer in rated_optimizers(self.model):
                 rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate))
-                optimizer.learning_rate = rate / config.num_workers
+                optimizer.learning_rate = rate / config.batches_per_step
 
     def input_widths(self) -> list[int]:
         """Returns how many values a row of each input has; zero where that is free."""
