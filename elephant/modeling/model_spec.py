@@ -20,10 +20,17 @@ import keras
 import numpy as np
 
 from elephant.backends import current
+from elephant.backends.keras_private import compiled_with_values
 from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError
 from elephant.modeling.fixed_batch import take_fewer_rows
-from elephant.modeling.keras_archive import for_this_backend, load_archive, save_archive, without_optimizer
+from elephant.modeling.keras_archive import (
+    for_this_backend,
+    load_archive,
+    load_structure,
+    save_archive,
+    without_optimizer,
+)
 from elephant.modeling.keras_saving import (
     accepted_configs,
     custom_objects_of,
@@ -42,6 +49,7 @@ from elephant.modeling.model_equality import (
     require_same_switches,
 )
 from elephant.modeling.model_info import ModelInfo, adds_loss, check_compiled
+from elephant.modeling.stages import without_values
 from elephant.modeling.variables import (
     build_variables,
     on_cpu,
@@ -149,6 +157,17 @@ class ModelSpec:
                 build_variables(model, self.rows)
                 write_variables(model, self.variables)
         return model
+
+    def build_structure(self) -> keras.Model:
+        """Returns the compiled model with variables that have shapes and no values, and an optimizer without any.
+
+        It takes no memory for weights. `elephant.training.stage_values` gives a stage the values that `build` would.
+        """
+        with self.settings.applied():
+            if self.archive is None:
+                with without_values(), compiled_with_values():
+                    return _call_builder(self.builder)
+            return load_structure(self.archive, self.custom_objects, self.safe_mode, saved_on=self.settings.backend)
 
     @on_cpu()
     def with_variables(self, variables: list[np.ndarray], rows: RowSpec) -> ModelSpec:

@@ -7,7 +7,7 @@ process gives that adds up the gradients of the same micro-batches.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -41,6 +41,7 @@ from elephant.training.stage_state import (
     assign_state,
     average_statistics,
     gathered_state,
+    gathered_weights,
     share_values,
     stage_variables,
 )
@@ -56,6 +57,8 @@ class ModelPipeline:
             all stages but the first begin.
         micro_batches: Into how many parts each batch is divided.
         communicator: All ranks, a multiple of the number of stages; those of this run where it is None.
+        load: Gives the stage and the optimizer of its weights values, see `elephant.training.stage_values`; None leaves
+            those that the model was made with.
 
     Attributes:
         place: This rank's.
@@ -75,6 +78,7 @@ class ModelPipeline:
         stages: int | Sequence[str],
         micro_batches: int,
         communicator: Communicator | None = None,
+        load: Callable[[ModelStage, keras.optimizers.Optimizer], None] | None = None,
     ) -> None:
         self._world = api.current_collective() if communicator is None else communicator
         require_cuttable(model)
@@ -99,9 +103,11 @@ class ModelPipeline:
         bounds = [0, *self._cuts(graph, stages), len(graph.calls)]
         self.stage = ModelStage(graph, bounds[self.place.stage], bounds[self.place.stage + 1])
         self._stages, self._replicas = self._groups()
-        share_values(self.stage, self._replicas)
         self._optimizer = StageOptimizer(model.optimizer, self.stage, self.place.stage, self._stages, self._replicas)
         self.optimizer = self._optimizer.optimizer
+        if load is not None:
+            load(self.stage, self.optimizer)
+        share_values(self.stage, self._replicas)
         self._functions = current().stage_functions(
             self.stage, self._loss if self.place.is_last else None, self.place.is_first
         )
@@ -266,6 +272,15 @@ class ModelPipeline:
         average_statistics(self.stage, self._replicas)
         own = stage_variables(self._model, self.stage, self.optimizer)
         return None if self.place.replica else gathered_state(own, self._stages)
+
+    def weights(self) -> Iterator[np.ndarray]:
+        """Yields the model's weights in its order, one at a time, on rank 0, and none on others; every rank takes all.
+
+        Nobody has more than its own stage and one of them. Moving statistics become the means over the replicas.
+        """
+        average_statistics(self.stage, self._replicas)
+        if not self.place.replica:
+            yield from gathered_weights(self._model, self.stage, self._stages)
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Gives this rank's variables the values of a state, which may come from other cuts.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -42,14 +42,48 @@ def gathered_state(own: Mapping[str, Any], stages: Communicator) -> dict[str, np
         stages: The ranks of one replica, the last stage first.
     """
     if stages.rank:
-        names = np.frombuffer(json.dumps(list(own)).encode(), np.uint8)
-        stages.send([names, *map(keras.ops.convert_to_numpy, own.values())], 0)
+        stages.send([_bytes_of(list(own)), *map(keras.ops.convert_to_numpy, own.values())], 0)
         return None
     whole = {name: np.array(keras.ops.convert_to_numpy(variable)) for name, variable in own.items()}
     for rank in range(1, stages.world_size):
         names, *values = stages.recv(rank)
-        whole |= dict(zip(json.loads(names.tobytes()), values, strict=True))
+        whole |= dict(zip(_names_of(names), values, strict=True))
     return whole
+
+
+def gathered_weights(model: keras.Model, stage: ModelStage, stages: Communicator) -> Iterator[np.ndarray]:
+    """Yields a model's weights in its order, one at a time, on the rank of the last stage, and none on the others.
+
+    Args:
+        model: The whole one, whose other stages need no values.
+        stages: The ranks of one replica, the last stage first.
+    """
+    own = {variable.path for variable in stage.variables}
+    given = [variable for variable in model.weights if variable.path in own]
+    if stages.rank:
+        stages.send([_bytes_of([variable.path for variable in given])], 0)
+        for variable in given:
+            # Each is asked for: a message that waits is a copy.
+            stages.recv(0)
+            stages.send([keras.ops.convert_to_numpy(variable)], 0)
+        return
+    owners = {path: rank for rank in range(1, stages.world_size) for path in _names_of(stages.recv(rank)[0])}
+    for variable in model.weights:
+        if variable.path in own:
+            yield np.array(keras.ops.convert_to_numpy(variable))
+        else:
+            stages.send([], owners[variable.path])
+            (value,) = stages.recv(owners[variable.path])
+            yield value
+
+
+def _bytes_of(names: Sequence[str]) -> np.ndarray:
+    return np.frombuffer(json.dumps(list(names)).encode(), np.uint8)
+
+
+def _names_of(array: np.ndarray) -> list[str]:
+    names: list[str] = json.loads(array.tobytes())
+    return names
 
 
 def assign_state(own: Mapping[str, Any], state: Mapping[str, np.ndarray]) -> None:
