@@ -10,15 +10,16 @@ import shutil
 import tempfile
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import h5py
 import keras
+import numpy as np
 
 from elephant.backends import current
-from elephant.backends.keras_private import compile_settings, load_assets, model_of_config
+from elephant.backends.keras_private import compile_settings, compiled_with_values, load_assets, model_of_config
 from elephant.errors import ConfigurationError
 from elephant.modeling.archive_inspection import BACKENDS_OPTIMIZERS, UNREADABLE, require_known_code
 from elephant.modeling.keras_saving import accepted_configs, found_lambdas
@@ -150,6 +151,53 @@ def _cause(error: Exception) -> str:
         f"{missing[0] if missing else error} Pass its custom classes and functions as customObjects={{'Name': Name}}, "
         "or register them with @keras.saving.register_keras_serializable()."
     )
+
+
+def without_weights(archive: bytes) -> bytes:
+    """Returns a ``.keras`` archive of which `load_structure` makes a model, and nothing else: its weights are left out.
+
+    Args:
+        archive: The bytes of a ``.keras`` file.
+    """
+    return _rewritten(archive, {_WEIGHTS: lambda _: b""})
+
+
+def with_other_weights(archive: bytes, model: keras.Model, weights: list[np.ndarray]) -> bytes:
+    """Returns a ``.keras`` archive with other weights, and an optimizer that has not been used.
+
+    One copy of the weights is in memory at a time, the given one and then the archive's.
+
+    Args:
+        archive: The bytes of a ``.keras`` file.
+        model: What `load_structure` makes of it.
+        weights: The values of its weights, in their order. The list is emptied.
+    """
+    with tempfile.TemporaryDirectory(prefix="elephant-model-", dir=scratch_folder()) as folder:
+        file, made = Path(folder) / _WEIGHTS, Path(folder) / "model.keras"
+        # Keras makes an optimizer to see what all of them have.
+        with _ValueScope(model, weights), compiled_with_values():
+            model.save_weights(file)
+        weights.clear()
+        with zipfile.ZipFile(io.BytesIO(archive)) as given, zipfile.ZipFile(made, "w") as kept:
+            for name in given.namelist():
+                if name != _WEIGHTS:
+                    kept.writestr(name, given.read(name))
+            kept.write(file, _WEIGHTS)
+        file.unlink()
+        return made.read_bytes()
+
+
+class _ValueScope(keras.StatelessScope):
+    """Scope in which a model's weights have given values, each a tensor for as long as something looks at it."""
+
+    def __init__(self, model: keras.Model, values: Sequence[np.ndarray]) -> None:
+        super().__init__(initialize_variables=False)
+        self._given = {id(variable): value for variable, value in zip(model.weights, values, strict=True)}
+
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        """Returns the value of a variable; None of one that has its own."""
+        value = self._given.get(id(variable))
+        return None if value is None else keras.ops.convert_to_tensor(value, dtype=variable.dtype)
 
 
 def without_optimizer(archive: bytes) -> bytes:

@@ -276,9 +276,8 @@ class ModelPipeline:
     def weights(self) -> Iterator[np.ndarray]:
         """Yields the model's weights in its order, one at a time, on rank 0, and none on others; every rank takes all.
 
-        Nobody has more than its own stage and one of them. Moving statistics become the means over the replicas.
+        No rank has more than its own stage and one of them. Moving statistics are those of this replica.
         """
-        average_statistics(self.stage, self._replicas)
         if not self.place.replica:
             yield from gathered_weights(self._model, self.stage, self._stages)
 

@@ -40,7 +40,7 @@ def load_stage(spec: ModelSpec, model: keras.Model, stage: ModelStage, optimizer
     if spec.archive is not None:
         with tempfile.TemporaryDirectory(prefix="elephant-values-", dir=scratch_folder()) as folder:
             try:
-                file = extract_weights(spec.archive, Path(folder))
+                file = spec.weights_file or extract_weights(spec.archive, Path(folder))
                 _load_layers(file, model, stage)
                 _load_optimizer(file, model, optimizer)
             except UnsupportedError:
