@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -83,12 +83,49 @@ def gathered_state(
     if replicas.rank:
         return None
     if stages.rank:
-        stages.send([np.frombuffer(json.dumps(list(whole)).encode(), np.uint8), *whole.values()], 0)
+        stages.send([_bytes_of(list(whole)), *whole.values()], 0)
         return None
     for rank in range(1, stages.world_size):
         names, *values = stages.recv(rank)
-        whole |= dict(zip(json.loads(names.tobytes()), values, strict=True))
+        whole |= dict(zip(_names_of(names), values, strict=True))
     return whole
+
+
+def gathered_weights(model: keras.Model, stage: ModelStage, stages: Communicator) -> Iterator[np.ndarray]:
+    """Yields a model's weights in its order, one at a time, on the rank of the last stage, and none on the others.
+
+    Args:
+        model: The whole one, whose other stages need no values.
+        stages: The ranks of one replica, the last stage first.
+    """
+    own = {id(variable) for variable in stage.variables}
+    path_of = {id(variable): path for path, variable in variable_paths(model).items()}
+    weights = {path_of[id(variable)]: variable for variable in model.weights}
+    given = [path for path, variable in weights.items() if id(variable) in own]
+    if stages.rank:
+        stages.send([_bytes_of(given)], 0)
+        for path in given:
+            # Each is asked for: a message that waits is a copy.
+            stages.recv(0)
+            stages.send([keras.ops.convert_to_numpy(weights[path])], 0)
+        return
+    owners = {path: rank for rank in range(1, stages.world_size) for path in _names_of(stages.recv(rank)[0])}
+    for path, variable in weights.items():
+        if id(variable) in own:
+            yield np.array(keras.ops.convert_to_numpy(variable))
+        else:
+            stages.send([], owners[path])
+            (value,) = stages.recv(owners[path])
+            yield value
+
+
+def _bytes_of(names: Sequence[str]) -> np.ndarray:
+    return np.frombuffer(json.dumps(list(names)).encode(), np.uint8)
+
+
+def _names_of(array: np.ndarray) -> list[str]:
+    names: list[str] = json.loads(array.tobytes())
+    return names
 
 
 def load_variables(own: Mapping[str, Any], state: Mapping[str, np.ndarray]) -> None:
