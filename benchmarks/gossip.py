@@ -47,7 +47,7 @@ from elephant.net.addresses import Address
 from elephant.net.deadline import Deadline
 from elephant.net.stream import Listener
 
-WORKERS, EPOCHS, BATCH, HIDDEN = 4, 20, 32, 64
+WORKERS, EPOCHS, BATCH, HIDDEN = 4, 40, 32, 64
 RATE, MOMENTUM, GRADIENT_S, SLOWER = 0.05, 0.9, 0.004, 4
 CASES = ("equal", "slow", "frozen", "killed", "sorted")
 # The worker that something happens to, and how long it is frozen.

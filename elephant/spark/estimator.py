@@ -181,7 +181,8 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         algorithm: In asynchronous modes, what workers push and how it is applied: ``"downpour"``,
             ``"adag"``, ``"dynsgd"``, ``"aeasgd"``, ``"eamsgd"`` or ``"sum"``. ``"aeasgd:0.3"`` also says how far, of
             the way between them, a worker's weights and the server's move towards each other; without a number that is
-            ``0.9 / numWorkers``. The same holds for ``"eamsgd"``.
+            ``0.9 / numWorkers``. The same holds for ``"eamsgd"``. In gossip mode, ``"adpsgd"``, the default there, or
+            ``"sgp"``.
         maxStaleness: Steps that an asynchronous worker may be ahead of the slowest one that is connected and has
             not finished; None does not limit it.
         backgroundExchange: Has asynchronous workers compute a step while the last one's exchange goes

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 from counting_model import counted, counting_data, counting_model
-from gossip_fit import Marker, flat, gossip_fit, started
+from gossip_fit import Marker, States, flat, gossip_fit, started
 from keras_reference import classifier_data, job_for, regression_model
 
 from elephant.config import AsynchronousOptions, Timeouts
@@ -52,6 +52,25 @@ def test_fit_when_all_begin_together_then_the_average_has_every_step_of_every_wo
     assert result.statistics["exchanges"] > 0 and result.statistics["worker_retries"] == 0
     # Callbacks on the driver see the average at the end of each epoch.
     assert len(seen) == EPOCHS and np.all(np.abs(seen[-1]) > 0)
+
+
+@pytest.mark.slow("two fits of real processes; tests/driver/test_gossip_directory.py has what workers are told")
+def test_fit_when_it_goes_on_from_its_first_epoch_then_the_average_has_every_step_once(tmp_path):
+    columns, states = counting_data(24 * WORKERS), States()
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    job = counting_job(callbacks=[Marker(tmp_path / "first", WORKERS, sleep_s=0.05)], checkpoint_path="unused")
+    gossip_fit(job, parts(columns), states=states)
+    first = states.all[0]
+    assert first.epochs == 1
+    again = dataclasses.replace(job, state=first, callbacks=(Marker(tmp_path / "second", WORKERS, sleep_s=0.05),))
+    result = gossip_fit(again, parts(columns))
+    one_epoch = counted(columns, batch_size=BATCH, epochs=1) / WORKERS
+    kept = flat(first.group("model"))[:4]
+    np.testing.assert_allclose(flat(result.variables)[:4] - kept, (EPOCHS - 1) * one_epoch, rtol=1e-4)
+    # A faster worker's next steps may be in the average of an epoch by way of its peers.
+    np.testing.assert_allclose(kept, one_epoch, rtol=1.0)
+    assert len(result.history["loss"]) == EPOCHS - 1
 
 
 @pytest.mark.slow("a fit of real processes; tests/gossip/test_node.py freezes and kills nodes")

@@ -1,6 +1,7 @@
 """A fit in gossip mode without Spark: the workers' own processes, each beside a thread that runs its task again."""
 
 import contextlib
+import dataclasses
 import functools
 import os
 import time
@@ -103,13 +104,27 @@ class Tasks(Launcher):
         self._closing.close()
 
 
-def gossip_fit(job, columns, *, notes=None, warm=COLD):
+class States:
+    """Keeps the states that a fit could go on from, in place of a `CheckpointWriter`."""
+
+    def __init__(self):
+        self.all = []
+
+    def check(self):
+        """Nothing is written."""
+
+    def keep(self, state):
+        self.all.append(state)
+
+
+def gossip_fit(job, columns, *, notes=None, warm=COLD, states=None):
     """Trains a `TrainingJob` on arrays by role, for each worker; returns its `FitResult`.
 
     Args:
         job: Its options say how many workers there are.
         notes: A list for the lines that a user is shown.
         warm: How many processes may wait that have imported Keras.
+        states: The `States` to keep; None keeps none.
     """
     from elephant.rank.asynchronous.async_callbacks import worker_copies
 
@@ -129,15 +144,14 @@ def gossip_fit(job, columns, *, notes=None, warm=COLD):
         warm=warm,
     )
     model = ServerModel(job, job.schema.row_spec({}))
-    attempt_on = functools.partial(gossip_attempt, Tasks, spec, job, model, progress, None, lambda attempt: False)
+    attempt_on = functools.partial(gossip_attempt, Tasks, spec, job, model, progress, states, lambda attempt: False)
     return run_ranks(batches, spec, progress, attempt_on)
 
 
 def with_callbacks(job, callbacks):
-    """Returns a job with other callbacks."""
-    import dataclasses
-
-    return dataclasses.replace(job, callbacks=tuple(callbacks), driver_callbacks=())
+    """Returns a job as its workers get it."""
+    state = None if job.state is None else job.state.without_arrays()
+    return dataclasses.replace(job, callbacks=tuple(callbacks), driver_callbacks=(), state=state)
 
 
 class Marker(keras.callbacks.Callback):
