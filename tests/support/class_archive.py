@@ -43,7 +43,7 @@ for argument do
     before="$argument"
     set -- "$@" "$argument"
 done
-exec {java} {of_all} $options "$@"
+exec {java} {of_all} ${{options:+"$options"}} "$@"
 """
 
 # What fits, predictions and checks of the tests have Spark do; first in the driver's JVM, and then on a cluster.
