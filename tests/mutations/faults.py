@@ -244,6 +244,16 @@ FAULTS = (
         tests=(f"{_SYNCHRONOUS}::test_moving_statistics_when_an_epoch_ends_then_are_the_average_weighted_by_rows",),
     ),
     Fault(
+        name="statistics-of-replicas-by-ranks",
+        file="elephant/training/pipeline.py",
+        old="self._own_rows / rows",
+        new="1 / self.place.num_replicas",
+        breaks="A pipeline averages moving statistics without regard to how many rows each replica had.",
+        tests=(
+            "tests/training/test_pipeline.py::test_moving_statistics_when_replicas_have_unequal_rows_then_are_their_averages_by_rows",
+        ),
+    ),
+    Fault(
         name="worker-rows-uncounted",
         file="elephant/driver/driver_callbacks.py",
         old="sum(rows / total * value for rows, value in known)",
