@@ -133,7 +133,7 @@ def _slot_of(name: str, by_word: Mapping[str, list[str]]) -> tuple[list[str], st
 
 
 def state_paths(model: keras.Model) -> dict[str, keras.Variable]:
-    """Returns what training changes in a built model by path, but for random generators: weights and optimizers."""
+    """Returns the weights of a built model and the variables of its optimizers by path, without random generators."""
     paths = variable_paths(model)
     weights = {id(variable) for variable in model.weights}
     found = {MODEL + path: variable for path, variable in paths.items() if id(variable) in weights}

@@ -92,7 +92,9 @@ def test_paths_when_two_variables_have_one_name_then_differ():
         f"optimizer/twice/same{end}/kernel/momentum" for end in ("", "_1", "_1_1")
     }
     # Each is that of its weight.
-    model.optimizer.apply([ops.ones_like(one) * place for place, one in enumerate(paths.values())], [*paths.values()])
+    model.optimizer.apply(
+        [ops.full(one.shape, float(place)) for place, one in enumerate(paths.values())], [*paths.values()]
+    )
     for place, path in enumerate(paths):
         np.testing.assert_allclose(ops.convert_to_numpy(slots[f"optimizer/{path}/momentum"]), -0.1 * place, rtol=1e-6)
 
@@ -116,7 +118,7 @@ def test_paths_when_optimizers_hold_others_then_name_what_these_hold():
 def test_state_when_assigned_then_is_what_was_read_with_or_without_a_scale():
     model, other = model_of(), model_of()
     for place, variable in enumerate(state_variables(model)):
-        variable.assign(ops.ones_like(variable) * place)
+        variable.assign(np.full(variable.shape, place))
     # Mixed precision puts a scale around the optimizer, which a state without one leaves as it is.
     lower_precision(other, FLOAT16)
     assign_state(state_paths(other), read_state(model), remedy="")

@@ -309,7 +309,7 @@ def test_state_when_of_the_first_format_then_all_of_it_is_given_back(case):
         for layer, optimizer in ((model.hidden, model.hidden_optimizer), (model.head, model.head_optimizer)):
             optimizer.build(layer.trainable_variables)
     for place, variable in enumerate(everything(model)):
-        variable.assign(ops.ones_like(variable) * (place + 1))
+        variable.assign(np.full(variable.shape, place + 1))
     state, again = in_first_format(state_of(job, model), model), prepared()
     with seeded(1):
         restore(again, dataclasses.replace(job, state=state), communicator.LocalCommunicator())
