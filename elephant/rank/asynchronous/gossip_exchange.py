@@ -82,10 +82,9 @@ class GossipMember:
             if not self._changed.wait_for(lambda: self._told is not None, self._rank_info.timeouts.connect_s):
                 raise DeadlineExceededError("expected the driver to tell this worker its peers. Received: no answer.")
         told = self.told
-        if told.ahead:
-            # The driver knows weights of the whole fit of a partition that was trained to its end.
-            of_peer = None if told.done else self._model_of_a_peer()
-            self._began_from = of_peer or self._model_of_driver()
+        # The driver knows the weights of a fit that goes on, and of a partition that was trained to its end.
+        of_peer = self._model_of_a_peer() if told.ahead and not told.done else None
+        self._began_from = of_peer or self._model_of_driver()
         return 0 if self._began_from is None else int(self._began_from.parcel.steps[rank])
 
     def _hear(self, peers: Peers) -> None:
