@@ -57,7 +57,7 @@ class PeerModel:
 
 
 def gossip_context(run_id: str) -> str:
-    """Returns what connections between the workers of a run are for."""
+    """Returns the purpose of connections between the workers of a run."""
     return f"{_CONTEXT}/{run_id}"
 
 

@@ -77,11 +77,11 @@ class Weights(ABC):
 
     @abstractmethod
     def offer(self) -> Parcel:
-        """Returns what this worker sends to one that it asks."""
+        """Returns the parcel for a worker that this one asks."""
 
     @abstractmethod
     def gift_for(self, offer_parcel: Parcel) -> Parcel:
-        """Returns what the sender of an offer is to give to this worker."""
+        """Returns the gift that the sender of an offer is to give to this worker."""
 
     @abstractmethod
     def gift_from(self, offer_parcel: Parcel, reply_parcel: Parcel) -> Parcel:
@@ -89,7 +89,7 @@ class Weights(ABC):
 
     @abstractmethod
     def reply_to(self, gift_parcel: Parcel) -> Parcel:
-        """Returns what this worker answers, of the gift that it has computed."""
+        """Returns the answer to an offer, of the gift that this worker has computed."""
 
     def give(self, gift_parcel: Parcel) -> None:
         """Gives a gift away; its steps are those that are in the other's weights."""

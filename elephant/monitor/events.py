@@ -242,7 +242,8 @@ class Peers(Event):
     ahead: bool  # whether others have trained, from whose weights one that comes now is to begin
     done: bool  # whether the partition is trained to its end
     steps: list[int]  # by partition, the last step whose effect is in the arrays
-    # weights and moving statistics to begin from where no peer tells its own: float32 and float64; or nothing
+    # weights and moving statistics to begin from, unless others are ahead and one tells its own: float32 and float64;
+    # or nothing
     arrays: Sequence[np.ndarray] = field(default=(), compare=False)  # type: ignore[misc]
 
 

@@ -108,7 +108,7 @@ def test_worker_when_it_is_started_again_then_may_begin_from_what_others_have_to
 def test_fit_when_it_is_resumed_stopped_or_gets_another_rate_then_workers_are_told():
     directory, told = directory_of(resumes=True)
     directory.join(ready(0))
-    assert told.last[0].ahead and told.last[0].steps == [0, 0]
+    assert not told.last[0].ahead and told.last[0].steps == [0, 0]
     np.testing.assert_array_equal(told.last[0].arrays[1], [3.0])
     directory.set_rate(0.25)
     directory.stop()

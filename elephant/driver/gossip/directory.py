@@ -166,7 +166,10 @@ class GossipDirectory:
         return self._ended or self._start
 
     def keep(self) -> ServerState:
-        """Returns the mean at the end of the last epoch: no worker is further on in it, so that the fit can go on."""
+        """Returns the mean at the end of the last epoch, from which the fit can go on.
+
+        What faster workers had given to slower ones by then is in it too, and is trained once more.
+        """
         return ServerState(fetched=self._ended or self._start, ledgers=())
 
     def open_epochs(self, count: int) -> None:
@@ -214,7 +217,8 @@ class GossipDirectory:
         if begins:
             begin, steps = self._begin()
         arrays = () if begin is None else (begin.values, begin.state)
-        ahead = begins and (again or begin is not None)
+        has_trained = bool(self._final.share or self._epochs or self._ended)
+        ahead = begins and (again or has_trained)
         peers = [
             [ready.rank, ready.attempt, ready.host, ready.port] for ready in self._ready.values() if ready.rank != rank
         ]

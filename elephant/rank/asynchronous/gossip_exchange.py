@@ -81,11 +81,10 @@ class GossipMember:
         with self._changed:
             if not self._changed.wait_for(lambda: self._told is not None, self._rank_info.timeouts.connect_s):
                 raise DeadlineExceededError("expected the driver to tell this worker its peers. Received: no answer.")
-        told = self.told
-        if told.ahead:
-            # The driver knows weights of the whole fit of a partition that was trained to its end.
-            of_peer = None if told.done else self._model_of_a_peer()
-            self._began_from = of_peer or self._model_of_driver()
+        told = self.latest_peers
+        # The driver knows the weights of a fit that goes on, and of a partition that was trained to its end.
+        of_peer = self._model_of_a_peer() if told.ahead and not told.done else None
+        self._began_from = of_peer or self._model_of_driver()
         return 0 if self._began_from is None else int(self._began_from.parcel.steps[rank])
 
     def _hear(self, peers: Peers) -> None:
@@ -97,8 +96,8 @@ class GossipMember:
             self._changed.notify_all()
 
     @property
-    def told(self) -> Peers:
-        """What the driver has told last; raises SupersededError where a later attempt trains this partition."""
+    def latest_peers(self) -> Peers:
+        """The driver's latest message; raises SupersededError where a later attempt trains this partition."""
         told = self._told
         if told is None:
             raise PeerLostError("expected the driver to tell this worker its peers. Received: nothing yet.")
@@ -239,7 +238,7 @@ class GossipExchange(WorkerExchange):
         self._load()
 
     def _listen(self) -> None:
-        told = self._gossip_member.told
+        told = self._gossip_member.latest_peers
         self.stop = self.stop or told.stop
         if told.rate is not None and math.isfinite(told.rate) and told.rate != self._rate:
             self._rate = told.rate
