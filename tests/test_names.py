@@ -45,6 +45,16 @@ def agree(words, others):
     return any(len(short) >= 4 and long.startswith(short) for short, long in pairs)
 
 
+def statements(tree):
+    """Yields a module and all statements in it, without their expressions, which are most of what a walk would meet."""
+    pending = collections.deque([tree])
+    while pending:
+        node = pending.popleft()
+        yield node
+        for name in ("body", "orelse", "handlers", "finalbody", "cases"):
+            pending.extend(getattr(node, name, ()))
+
+
 def glossary_words():
     """Returns the words in the first column of the glossary of docs/development.md."""
     table = GLOSSARY.read_text().partition("### Glossary")[2].partition("\n## ")[0]
@@ -64,7 +74,7 @@ class Names:
         self._bases = {
             node.name: [ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in node.bases]
             for tree in trees.values()
-            for node in ast.walk(tree)
+            for node in statements(tree)
             if isinstance(node, ast.ClassDef)
         }
         for path, tree in trees.items():
@@ -89,7 +99,7 @@ class Names:
 def _names_of_others(tree):
     """Returns the names that a module imports from elsewhere, or gives to values of its own."""
     found = set()
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] != "elephant":
             found |= {alias.asname or alias.name for alias in node.names}
         elif isinstance(node, ast.Import):
@@ -100,7 +110,7 @@ def _names_of_others(tree):
 
 def _annotated(tree):
     """Yields (line, name, annotation) of the parameters and fields of a module."""
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, FUNCTIONS):
             every = node.args
             given = [*every.posonlyargs, *every.args, *every.kwonlyargs, every.vararg, every.kwarg]

@@ -37,7 +37,8 @@ GPU_CHECK = str(Path(__file__).parents[2] / "benchmarks" / "gpu_check.py")
 lost = pytest.mark.slow("three new processes; test_backends.py kills a rank of JAX's that has no such devices")
 
 SIZES = (23, 0, 14)
-PATIENCE_S = 8.0
+# Soon, against the minutes of an operation's own deadline; a busy machine may take its time.
+PATIENCE_S = 30.0
 DEADLINE_S = 4.0
 
 

@@ -27,7 +27,8 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="jax is not installed"),
 ]
 
-PATIENCE_S = 8.0
+# Soon, against the minutes of an operation's own deadline; a busy machine may take its time.
+PATIENCE_S = 30.0
 DEADLINE_S = 6.0
 
 

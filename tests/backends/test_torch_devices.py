@@ -35,7 +35,8 @@ pytestmark = [
 
 GPU_CHECK = str(Path(__file__).parents[2] / "benchmarks" / "gpu_check.py")
 SIZES = (23, 0, 14)
-PATIENCE_S = 8.0
+# Soon, against the minutes of an operation's own deadline; a busy machine may take its time.
+PATIENCE_S = 30.0
 DEADLINE_S = 4.0
 OPTIMIZERS = {
     "sgd": lambda: keras.optimizers.SGD(0.05),

@@ -13,7 +13,7 @@ from leaks import nothing_left_behind as nothing_left_behind
 from elephant.errors import DataError, TrainingError
 from elephant.rank.chunks import ChunkChannel, HungUpError
 
-DEADLINE_S = 20
+DEADLINE_S = 60
 
 
 @pytest.fixture

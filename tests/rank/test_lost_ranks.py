@@ -21,7 +21,10 @@ from rank_pool import RankError
 
 pytestmark = pytest.mark.usefixtures("by_value")
 
+# Of one operation, where a rank freezes.
 PATIENCE_S = 8.0
+# Soon, against the minutes of an operation's own deadline; a busy machine may take its time.
+SOON_S = 30.0
 # A square of so many rows is more than any machine has, and has no dimension of more than 32 bits.
 LENGTH = 1 << 24
 
@@ -69,7 +72,7 @@ def require_fit(pool):
 
 def test_fit_when_a_rank_is_killed_then_the_others_name_it_in_seconds(rank_pool, tmp_path):
     outcomes = outcomes_of(rank_pool, "mse", Signals(str(tmp_path), signal.SIGKILL))
-    assert time.monotonic() - float((tmp_path / "sent").read_text()) < PATIENCE_S
+    assert time.monotonic() - float((tmp_path / "sent").read_text()) < SOON_S
     for kind, text, _ in (outcomes[0], outcomes[2]):
         assert kind == "PeerLostError"
         assert f"lost rank {VICTIM} in operation" in text and "its process died" in text
@@ -79,7 +82,7 @@ def test_fit_when_a_rank_is_killed_then_the_others_name_it_in_seconds(rank_pool,
 def test_fit_when_a_rank_freezes_then_the_others_name_it_at_their_deadline(rank_pool, tmp_path):
     outcomes = outcomes_of(rank_pool, "mse", Signals(str(tmp_path), signal.SIGSTOP), collective_s=PATIENCE_S)
     # Both have waited for as long, together.
-    assert time.monotonic() - float((tmp_path / "sent").read_text()) < 2 * PATIENCE_S
+    assert time.monotonic() - float((tmp_path / "sent").read_text()) < PATIENCE_S + SOON_S
     assert outcomes[VICTIM][0] == "Stopped"
     for kind, text, _ in (outcomes[0], outcomes[2]):
         assert kind == "DeadlineExceededError"

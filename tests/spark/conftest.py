@@ -12,7 +12,7 @@ from process_tree import predicts, processes_of
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 EXECUTORS = 3
-LET_GO_S = 20.0
+LET_GO_S = 60.0
 REPLACED_S = 60.0
 
 

@@ -195,7 +195,7 @@ def test_fit_when_an_executor_is_killed_then_names_its_rank_and_step_and_another
         WorkerFailure, match="its process and its Spark task were lost without an error report"
     ) as failure:
         long_fit(spark, tmp_path)
-    assert time.monotonic() - killed[0] < 15
+    assert time.monotonic() - killed[0] < 40
     watcher.join()
     assert [failure.value.executor] == executors and failure.value.step >= 1
     again = KerasEstimator(model=regression_model("sgd"), numWorkers=2, verbose=0).fit(frame_of(spark))

@@ -211,7 +211,7 @@ def test_run_when_a_rank_is_killed_in_mid_allreduce_then_fails_in_seconds(spark,
     with pytest.raises(WorkerFailure, match=r"rank 1 .*killed \(signal 9\)"):
         run(spark, reduce_without_end, str(tmp_path))
     watcher.join(timeout=10)
-    assert time.monotonic() - killed[0] < 20
+    assert time.monotonic() - killed[0] < 40
     assert run(spark, elephant.collective.rank) == [0, 1]
 
 

@@ -18,7 +18,7 @@ from elephant import KerasEstimator
 SCHEMA = "features array<double>, label double"
 SIZES = (12, 10, 8)
 FORKED = "3 of 3 processes were forked from waiting ones"
-WAIT_S = 30
+WAIT_S = 90
 
 
 def frame_of(spark):

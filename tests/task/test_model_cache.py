@@ -18,7 +18,7 @@ from elephant.task import model_cache, warm_processes
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other kernels have no descriptors of processes")
 
 WARM = WarmWorkers(limit=2, idle_s=60)
-WAIT_S = 15
+WAIT_S = 45
 CHUNKS = [[pa.array([1, 2])], [pa.array([3])]]
 
 
