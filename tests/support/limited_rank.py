@@ -2,15 +2,14 @@
 
     python limited_rank.py ARCHIVE OUT MULTIPLE STEPS
 
-Reads its rank, or null for the whole model, and the addresses of all, as lines of JSON. From then on it may take MULTIPLE
-times the bytes of the weights more address space than it has then; any if MULTIPLE is 0. Rank 0, or the only process,
-writes the trained weights to OUT. In the end it prints the bytes of its address space, and the most that it had in
-memory.
+Reads its rank, or null for the whole model, and the addresses of all, as lines of JSON. From then on it may take
+MULTIPLE times the bytes of the weights more address space than it has then; any if MULTIPLE is 0. Rank 0, or the only
+process, writes the trained weights to OUT. In the end it prints the bytes of its address space, and the most that it
+had in memory.
 """
 
 import contextlib
 import json
-import os
 import re
 import resource
 import sys
