@@ -196,6 +196,8 @@ def run_rank(program: Program, parent: Parent) -> bytes:
     program.prepare()
     PROCESS.end("importing Keras")
     job = program.load(parent.job.result())
+    # The bytes of a model are in it.
+    parent.job = Future()
     PROCESS.end("building the model")
     rank_info = parent.rank_info.result()
     PROCESS.end("waiting for rows and ranks")
