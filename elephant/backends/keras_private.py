@@ -59,6 +59,24 @@ def own_states(layer: keras.layers.Layer) -> list[Any]:
     return states
 
 
+def own_generators(layer: keras.layers.Layer) -> list[Any]:
+    """Returns the random generators of a layer's own.
+
+    Seen in Keras 3.15.1 as `Layer._seed_generators`; the public `variables` tell neither whose nor which they are.
+    """
+    generators: list[Any] = layer._seed_generators
+    return generators
+
+
+def own_layers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
+    """Returns the layers right inside of a layer, or a model.
+
+    Seen in Keras 3.15.1 as `Layer._layers`; the public `layers` are those of models alone.
+    """
+    layers: list[keras.layers.Layer] = layer._layers
+    return layers
+
+
 def modules_apart(layer: keras.layers.Layer) -> Mapping[str, Any]:
     """Returns the modules that PyTorch keeps apart from a layer's attributes, by name; of other backends none.
 

@@ -17,7 +17,7 @@ import secrets
 import threading
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, BinaryIO, Protocol
@@ -32,7 +32,6 @@ from elephant.checkpoint.state import (
     file_name,
     is_manifest,
     is_ours,
-    named,
 )
 from elephant.errors import CheckpointError
 from elephant.net.buffers import portable
@@ -85,10 +84,14 @@ def write_arrays(file: Any, arrays: Mapping[str, np.ndarray]) -> None:
                 np.lib.format.write_array(member, portable(array), allow_pickle=False)
 
 
-def read_arrays(file: BinaryIO) -> dict[str, np.ndarray]:
-    """Reads the form of `write_arrays`; raises one of `DAMAGES` for anything else."""
+def read_arrays(file: BinaryIO, names: Iterable[str] | None = None) -> dict[str, np.ndarray]:
+    """Reads the form of `write_arrays`; raises one of `DAMAGES` for anything else.
+
+    Args:
+        names: Of the arrays to read, such as those of one stage; the others' bytes are left alone. None reads all.
+    """
     with np.load(file, allow_pickle=False) as archive:
-        arrays = {name: archive[name] for name in archive.files}
+        arrays = {name: archive[name] for name in (archive.files if names is None else names)}
     if others := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
         # numpy gives the bytes of what is no array.
         raise ValueError(f"expected arrays alone. Received: {others[0]!r}, which is none")
@@ -218,11 +221,12 @@ class CheckpointManager:
                 finished=finished,
                 history=state.history,
                 facts=state.facts,
-                finite=all(_is_finite(array) for array in state.group("model")),
+                finite=all(_is_finite(array) for array in state.variables),
             )
-            if result is not None and not _are_equal(result, state.group("model")):
+            if result is not None and not _are_equal(result, state.variables):
                 name = file_name(state.epochs, writing, "result.npz")
-                manifest = replace(manifest, result=self._stored(name, named("model", result)))
+                arrays = dict(zip(state.variable_names, result, strict=True))
+                manifest = replace(manifest, result=self._stored(name, arrays))
             content, name = manifest.to_bytes(), file_name(state.epochs, writing, "json")
             self._add(name, lambda file: file.write(content))
         except OSError as error:
@@ -256,12 +260,12 @@ class CheckpointManager:
             arrays=self._arrays(manifest.state),
             facts=manifest.facts,
         )
+        if lost := {*state.variable_names} - state.arrays.keys():
+            raise DamagedError(f"{manifest.state.name} is without {min(lost)}")
         if not finished:
             return Checkpoint(state=state)
-        result = state.group("model")
-        if manifest.result is not None:
-            result = FitState(epochs=manifest.epochs, arrays=self._arrays(manifest.result)).group("model")
-        return Checkpoint(state=state, finished=True, result=result)
+        of_result = state if manifest.result is None else replace(state, arrays=self._arrays(manifest.result))
+        return Checkpoint(state=state, finished=True, result=of_result.variables)
 
     def _arrays(self, stored: StoredFile) -> dict[str, np.ndarray]:
         if stored.name not in self._names():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -13,7 +14,9 @@ from elephant.config import FitConfig
 from elephant.errors import ConfigurationError
 from elephant.storage.folder import DAMAGES, DamagedError, sealed, unsealed
 
-FORMAT = 1
+# The first format has the model's variables by their places, model/0, model/1 and so on, and no names in its facts.
+FORMAT = 2
+_READABLE = (1, FORMAT)
 _NAME = re.compile(r"^epoch-(\d{8})\.([0-9a-f]{16})\.(json|state\.npz|result\.npz)$")
 
 # Others may change: workers, epochs, the size of batches, where rows are kept, how they travel.
@@ -35,24 +38,36 @@ _FIXED = (
 class FitState:
     """A fit at the end of an epoch.
 
-    >>> state = FitState(epochs=2, arrays={"model/0": np.zeros(3), "model/1": np.ones(2), "other/0": np.zeros(1)})
-    >>> [array.tolist() for array in state.group("model")]
+    >>> arrays = {"model/dense/bias": np.ones(2), "model/dense/kernel": np.zeros(3), "part/0/0": np.zeros(1)}
+    >>> names = ["model/dense/kernel", "model/dense/bias"]
+    >>> state = FitState(epochs=2, arrays=arrays, facts={"variables": names})
+    >>> [array.tolist() for array in state.variables]
     [[0.0, 0.0, 0.0], [1.0, 1.0]]
     """
 
     epochs: int
     # one number per epoch and metric, over all workers, of all of them
     history: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    # by name; several of a kind are called kind/0, kind/1 and so on
+    # by path, see `elephant.modeling.variable_paths`; what has no path is called kind/0, kind/1 and so on
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)  # what is no array, as JSON values
 
+    @property
+    def variable_names(self) -> list[str]:
+        """The names of the model's weights and of its optimizer's variables, in `read_variables`' order."""
+        return list(self.facts.get("variables") or self._places("model"))
+
+    @property
+    def variables(self) -> list[np.ndarray]:
+        """The model's weights and its optimizer's variables, in `read_variables`' order."""
+        return [self.arrays[name] for name in self.variable_names]
+
     def group(self, kind: str) -> list[np.ndarray]:
         """Returns the arrays of a kind, in order; none when there are none."""
-        found: list[np.ndarray] = []
-        while (name := f"{kind}/{len(found)}") in self.arrays:
-            found.append(self.arrays[name])
-        return found
+        return [self.arrays[name] for name in self._places(kind)]
+
+    def _places(self, kind: str) -> Iterator[str]:
+        return itertools.takewhile(self.arrays.__contains__, (f"{kind}/{place}" for place in itertools.count()))
 
     def without_arrays(self) -> FitState:
         """Returns a copy without the arrays, for workers that only need the epoch."""
@@ -186,6 +201,8 @@ class CheckpointManifest:
         _require(_is_count(self.epochs) and _is_count(self.number), "epochs and number: expected counts")
         _require(all(isinstance(one, bool) for one in (self.finished, self.finite)), "expected booleans")
         _require(isinstance(self.facts, Mapping), "facts: expected an object")
+        names = self.facts.get("variables", [])
+        _require(isinstance(names, list) and all(isinstance(one, str) for one in names), "variables: expected names")
         _require(
             isinstance(self.history, Mapping) and all(isinstance(one, (list, tuple)) for one in self.history.values()),
             "history: expected lists",
@@ -214,8 +231,9 @@ class CheckpointManifest:
         """
         try:
             body = unsealed(content)
-            if (version := body.pop("format")) != FORMAT:
-                raise DamagedError(f"format {version!r}, of a later version of elephant; this one reads {FORMAT}")
+            if (version := body.pop("format")) not in _READABLE:
+                later = ", of a later version of elephant" if _is_count(version) and version > FORMAT else ""
+                raise DamagedError(f"format {version!r}{later}; this one reads {' and '.join(map(str, _READABLE))}")
             files = {name: None if body[name] is None else StoredFile(**body[name]) for name in ("state", "result")}
             return cls(**{**body, **files})
         except DAMAGES as error:

@@ -16,6 +16,7 @@ from elephant.checkpoint.state import FitState, identity_of, is_saved, joined, n
 from elephant.data.schema import DataSchema
 from elephant.driver.server_model import ServerModel
 from elephant.errors import UnsupportedError
+from elephant.modeling.variable_paths import paths_in_order, read_state
 from elephant.modeling.variables import (
     assign_flat,
     constant_rate,
@@ -356,7 +357,8 @@ class DriverEpochs:
         fetched = kept.fetched
         self._model.take(fetched.values, fetched.slots, fetched.iterations, fetched.state)
         states, of_callbacks = states_of(self._job.callbacks)
-        arrays, pending = {**named("model", self._model.variables()), **of_callbacks}, []
+        model, pending = self._model.model, []
+        arrays = {**read_state(model), **of_callbacks}
         for index, part in enumerate(self._summaries.pending):
             pending.append({one.name: getattr(part, one.name) for one in fields(part) if one.name != "arrays"})
             arrays |= named(f"part/{index}", [np.asarray(array) for array in part.arrays])
@@ -364,6 +366,7 @@ class DriverEpochs:
             "fit": identity_of(self._job.config),
             "rows": self._model.rows.to_json(),
             "stopped": self.stopped,
+            "variables": paths_in_order(model),
             "optimizer_names": self._model.optimizer_names,
             "callbacks": states,
             "ledgers": [{str(partition): entry for partition, entry in one.items()} for one in kept.ledgers],

@@ -11,6 +11,7 @@ from elephant.checkpoint.state import require_same_optimizers
 from elephant.data.schema import RowSpec
 from elephant.modeling.model_info import has_own_step
 from elephant.modeling.optimizer_translation import inner_optimizer, restore_slots, slots_of, translate
+from elephant.modeling.variable_paths import assign_state, state_paths
 from elephant.modeling.variables import (
     OF_CHECKPOINT,
     assign_flat,
@@ -22,10 +23,10 @@ from elephant.modeling.variables import (
     read_variables,
     read_weights,
     seeded,
-    write_variables,
     write_weights,
 )
 from elephant.rank.asynchronous.worker_fit import check_model
+from elephant.rank.checkpoints import by_path
 from elephant.rank.job import TrainingJob, prepared_model
 
 
@@ -55,7 +56,7 @@ class ServerModel:
             self.model = prepared_model(job, rows, num_ranks=job.config.num_ranks)
         if job.state is not None:
             require_same_optimizers(job.state.facts, optimizer_names(self.model))
-            write_variables(self.model, job.state.group("model"), remedy=OF_CHECKPOINT)
+            assign_state(state_paths(self.model), by_path(job.state, self.model).arrays, remedy=OF_CHECKPOINT)
         check_model(self.model, job.config)
         self.layout = layout_of(self.model)
         self.rule: dict[str, Any] = {"name": "add"}

@@ -79,11 +79,6 @@ def restored_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizer
     return optimizer.inner_optimizer if getattr(optimizer, _ADDED, False) else optimizer
 
 
-def added_scale(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
-    """Returns the variables of the scaling that `lower_precision` has added; none where it has added none."""
-    return [optimizer.step_counter, optimizer.dynamic_scale] if getattr(optimizer, _ADDED, False) else []
-
-
 def build_variables(model: keras.Model, rows: RowSpec | None) -> None:
     """Creates the variables of a model, and of its optimizer, that wait for their first input.
 

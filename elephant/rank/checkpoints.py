@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import keras
@@ -23,18 +24,26 @@ from elephant.backends.keras_private import optimized_variables
 from elephant.checkpoint.state import FitState, identity_of, is_saved, joined, named, require_same_optimizers
 from elephant.collective.communicator import Communicator
 from elephant.data.schema import RowSpec
+from elephant.errors import ConfigurationError
+from elephant.modeling.variable_paths import (
+    MODEL,
+    SCALE,
+    assign_state,
+    generator_paths,
+    optimizer_prefix,
+    paths_in_order,
+    read_generators,
+    read_state,
+    state_paths,
+    variable_paths,
+)
 from elephant.modeling.variables import (
     OF_CHECKPOINT,
-    added_scale,
     optimizer_names,
     optimizers_of,
-    random_generators,
     rated_optimizers,
     read_values,
-    read_variables,
-    restored_optimizer,
     shared_generator,
-    write_variables,
 )
 from elephant.rank.callbacks.shared_state import assign, read
 from elephant.rank.job import TrainingJob, as_numbers
@@ -53,6 +62,8 @@ _REMEMBERED: dict[type, tuple[str, ...]] = {
 States = list[dict[str, Any]]
 
 Arrays = dict[str, np.ndarray]
+# Of the generator that layers without one of their own draw from, in place of a path.
+_SHARED = "shared"
 
 
 def states_of(callbacks: Sequence[keras.callbacks.Callback]) -> tuple[States, dict[str, np.ndarray]]:
@@ -212,20 +223,17 @@ class CheckpointCallback(keras.callbacks.Callback):
 
     def _state(self, done: int, own: Arrays, stopped: bool) -> FitState:
         states, of_callbacks = states_of(self._job.callbacks)
-        others = optimizers_of(self.model)[1:]
-        arrays = {**named("model", read_variables(self.model)), **own, **of_callbacks}
+        arrays = {**read_state(self.model), **own, **of_callbacks}
         arrays |= named("outside", [read(variable) for variable in self._job.outside])
-        arrays |= named("scale", read_values(added_scale(self.model.optimizer)))
-        for index, optimizer in enumerate(others):
-            arrays |= named(f"optimizer/{index}", read_values(optimizer.variables))
         facts = {
             "fit": identity_of(self._job.config),
             "rows": self._rows.to_json(),
             "num_workers": self._communicator.world_size // self._job.config.ranks_per_batch,
             "stopped": stopped,
+            "variables": paths_in_order(self.model),
             "optimizer_names": optimizer_names(self.model),
             "callbacks": states,
-            "optimizers": [_updated(self.model, optimizer) for optimizer in others],
+            "optimizers": [_updated(self.model, optimizer) for optimizer in optimizers_of(self.model)[1:]],
         }
         return FitState(epochs=done, history=self._history, arrays=arrays, facts=facts)
 
@@ -233,19 +241,22 @@ class CheckpointCallback(keras.callbacks.Callback):
 def own_arrays(model: keras.Model, job: TrainingJob, communicator: Communicator) -> Arrays:
     """Gathers each rank's own arrays, by rank; all ranks call it, and rank 0 gets the whole."""
     arrays: Arrays = {}
-    for rank, numbers in enumerate(communicator.allgather(_random_numbers(model))):
-        arrays[f"random/{rank}"] = np.array(numbers)
+    names = [*generator_paths(model), _SHARED]
+    for rank, numbers in enumerate(communicator.allgather(read_generators(_generators(model).values()))):
+        # Not every rank has drawn from a shared one, which comes last.
+        arrays |= {f"random/{rank}/{name}": row for name, row in zip(names, numbers, strict=False)}
     for rank, of_framework in enumerate(communicator.allgather(current().generator_state())):
         if len(of_framework):
             arrays[f"generator/{rank}"] = np.array(of_framework)
     if not job.config.averages_gradients and communicator.world_size > 1:
-        own = [value for optimizer in optimizers_of(model) for value in read_values(optimizer.variables)]
+        paths = _optimizer_paths(model)
+        own = read_values(paths.values())
         if communicator.rank != 0:
             communicator.send(own, dst=0)
         else:
             for rank in range(communicator.world_size):
-                for index, value in enumerate(communicator.recv(rank) if rank else own):
-                    arrays[f"local/{rank}/{index}"] = np.array(value)
+                values = communicator.recv(rank) if rank else own
+                arrays |= {f"local/{rank}/{path}": np.array(one) for path, one in zip(paths, values, strict=True)}
     return arrays
 
 
@@ -259,30 +270,29 @@ def restore(model: keras.Model, job: TrainingJob, communicator: Communicator) ->
         return
     require_same_optimizers(job.state.facts, optimizer_names(model))
     continue_files(job.callbacks)
-    write_variables(model, job.state.group("model"), remedy=OF_CHECKPOINT)
-    restore_optimizers(model, job.state, job, communicator)
-    numbers = job.state.arrays.get(f"random/{communicator.rank}")
+    updated = job.state.facts["optimizers"]
+    _build_optimizers(model, updated)
+    state = by_path(job.state, model, communicator.rank)
+    # What had not taken a step has nothing that goes on.
+    begun_anew = tuple(optimizer_prefix(number) for number, places in enumerate(updated, 1) if not places)
+    assign_state(state_paths(model), state.arrays, remedy=OF_CHECKPOINT, partly=begun_anew)
+    restore_optimizers(model, state, job, communicator)
     # A rank that there was not before has been seeded as any new one is.
-    if numbers is not None:
-        _restore_random_numbers(model, numbers)
+    prefix = f"random/{communicator.rank}/"
+    if prefix + _SHARED in state.arrays:
+        shared_generator(made=True)
+    for name, variable in _generators(model).items():
+        if (numbers := state.arrays.get(prefix + name)) is not None:
+            variable.assign(numbers.astype(variable.dtype))
 
 
 def restore_optimizers(model: keras.Model, state: FitState, job: TrainingJob, communicator: Communicator) -> None:
     """Gives a model's optimizers what they had, but for a rate that follows the number of workers."""
-    optimizers = optimizers_of(model)
-    whole = state.group("model")
-    first = restored_optimizer(optimizers[0])
-    _assign(first, whole[len(whole) - len(first.variables) :])
-    for variable, value in zip(added_scale(optimizers[0]), state.group("scale"), strict=False):
-        variable.assign(value)
-    for index, (optimizer, updated) in enumerate(zip(optimizers[1:], state.facts["optimizers"], strict=False)):
-        if updated and not optimizer.built:
-            optimizer.build([model.weights[place] for place in updated])
-        _assign(optimizer, state.group(f"optimizer/{index}"))
-    own = state.group(f"local/{communicator.rank}")
-    for optimizer in optimizers if own else ():
-        _assign(optimizer, own[: len(optimizer.variables)])
-        own = own[len(optimizer.variables) :]
+    arrays = by_path(state, model, communicator.rank).arrays
+    for path, variable in _optimizer_paths(model).items():
+        value = arrays.get(f"local/{communicator.rank}/{path}", arrays.get(path))
+        if value is not None:
+            variable.assign(value)
     workers, before = job.config.batches_per_step, state.facts["num_workers"]
     if job.config.scale_learning_rate and before != workers:
         for optimizer in rated_optimizers(model):
@@ -290,32 +300,63 @@ def restore_optimizers(model: keras.Model, state: FitState, job: TrainingJob, co
             optimizer.learning_rate = rate * workers / before
 
 
-def _assign(optimizer: keras.optimizers.Optimizer, values: Sequence[np.ndarray]) -> None:
-    for variable, value in zip(optimizer.variables, values, strict=False):
-        variable.assign(value)
+def by_path(state: FitState, model: keras.Model, rank: int = 0) -> FitState:
+    """Returns a state by path; one of the first format, by place, with the paths of the model that goes on from it.
+
+    Args:
+        rank: Whose own arrays are wanted.
+
+    Raises:
+        ConfigurationError: A state of the first format is that of another model.
+    """
+    if "variables" in state.facts:
+        return state
+    paths, names = _optimizer_paths(model), paths_in_order(model)
+    if len(names) != len(state.variables):
+        raise ConfigurationError(
+            f"model: expected the {len(state.variables)} variables that the checkpoint has. Received: {len(names)}, "
+            f"with those of its optimizer. {OF_CHECKPOINT}"
+        )
+    by_place = {"model": names, "scale": [f"{SCALE}step_counter", f"{SCALE}dynamic_scale"]}
+    by_place[f"local/{rank}"] = [f"local/{rank}/{path}" for path in paths]
+    for number in range(1, len(optimizers_of(model))):
+        prefix = optimizer_prefix(number)
+        by_place[f"optimizer/{number - 1}"] = [path for path in paths if path.startswith(prefix)]
+    # A flag for a shared generator came first, then its numbers, or zeros.
+    flag, *numbers = state.arrays.get(f"random/{rank}", np.zeros(1, np.int64))
+    rows = dict(zip([_SHARED, *generator_paths(model)], np.reshape(numbers, (-1, 2)), strict=False))
+    arrays = {f"random/{rank}/{name}": row for name, row in rows.items() if flag or name != _SHARED}
+    placed = {f"{kind}/{place}" for kind, known in by_place.items() for place in range(len(known))}
+    arrays |= {name: array for name, array in state.arrays.items() if name not in placed}
+    for kind, known in by_place.items():
+        arrays |= dict(zip(known, state.group(kind), strict=False))
+    return replace(state, arrays=arrays, facts={**state.facts, "variables": names})
 
 
-def _updated(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> list[int]:
-    """Returns the places among the model's weights of those that an optimizer updates; none before its first step."""
+def _optimizer_paths(model: keras.Model) -> dict[str, keras.Variable]:
+    return {path: variable for path, variable in state_paths(model).items() if not path.startswith(MODEL)}
+
+
+def _build_optimizers(model: keras.Model, updated: Sequence[Sequence[str | int]]) -> None:
+    """Has the optimizers after the first one make their variables for the weights that they have updated.
+
+    Args:
+        updated: Paths; or, in the first format, places among the weights.
+    """
+    weights: dict[Any, keras.Variable] = {**variable_paths(model), **dict(enumerate(model.weights))}
+    for optimizer, keys in zip(optimizers_of(model)[1:], updated, strict=False):
+        if keys and not optimizer.built:
+            optimizer.build([weights[key] for key in keys if key in weights])
+
+
+def _updated(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> list[str]:
+    """Returns the paths of the weights that an optimizer updates; none before its first step."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    places = {id(variable): place for place, variable in enumerate(model.weights)}
-    return [places[id(variable)] for variable in optimized_variables(inner) if id(variable) in places]
+    paths = {id(variable): path for path, variable in variable_paths(model).items()}
+    return [paths[id(variable)] for variable in optimized_variables(inner) if id(variable) in paths]
 
 
-def _random_numbers(model: keras.Model) -> np.ndarray:
-    """Returns the positions of a model's generators, int64, after a flag for a shared one, and its position."""
+def _generators(model: keras.Model) -> dict[str, keras.Variable]:
+    """Returns the states of the generators that a model draws from, by path, the shared one last."""
     shared = shared_generator()
-    states = [np.zeros(2) if shared is None else shared, *random_generators(model)]
-    numbers = [np.asarray(keras.ops.convert_to_numpy(state)).astype(np.int64) for state in states]
-    return np.concatenate([[np.int64(shared is not None)], *numbers])
-
-
-def _restore_random_numbers(model: keras.Model, numbers: np.ndarray) -> None:
-    generators = random_generators(model)
-    if numbers[0]:
-        generators = [shared_generator(made=True), *generators]
-        states = numbers[1:].reshape(-1, 2)
-    else:
-        states = numbers[3:].reshape(-1, 2)
-    for variable, state in zip(generators, states, strict=False):
-        variable.assign(state.astype(variable.dtype))
+    return generator_paths(model) | ({} if shared is None else {_SHARED: shared})

@@ -191,7 +191,8 @@ _FACTS = {
     "stopped": bool,
     "optimizer_names": list[str],
     "callbacks": list[Any],
-    "optimizers": list[list[int]],
+    "variables": list[str],
+    "optimizers": list[list[Any]],
     "ledgers": list[dict[str, list[Any]]],
     "parts": list[Any],
 }

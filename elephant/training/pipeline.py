@@ -39,8 +39,8 @@ from elephant.training.schedule import StagePlace, micro_bounds
 from elephant.training.schedule import one_forward_one_backward as one_forward_one_backward
 from elephant.training.stage_optimizer import StageOptimizer
 from elephant.training.stage_state import (
-    assign_state,
     gathered_state,
+    load_variables,
     share_state,
     share_values,
     stage_variables,
@@ -350,12 +350,15 @@ class ModelPipeline:
     def state(self) -> dict[str, np.ndarray] | None:
         """Returns the variables of model and optimizer by path, on rank 0, and None on others; every rank calls it.
 
-        It is the state of the whole model, whatever the cuts are. Moving statistics become the averages over the
-        replicas, weighted by their rows.
+        It is the state of the whole model, whatever the cuts are, with the paths that checkpoints have; see
+        `elephant.modeling.variable_paths`. Moving statistics become the averages over the replicas, weighted by their
+        rows.
         """
         self._average_statistics()
-        own = stage_variables(self._model, self.stage, self.optimizer)
-        return None if self.place.replica else gathered_state(own, self.stages)
+        return gathered_state(self._variables(), self.stages, self.replicas)
+
+    def _variables(self) -> dict[str, Any]:
+        return stage_variables(self._model, self.stage, self.optimizer, self.place.replica)
 
     def _average_statistics(self) -> None:
         if self.place.num_replicas == 1:
@@ -369,12 +372,13 @@ class ModelPipeline:
         """Gives this rank's variables the values of a state, which may come from other cuts.
 
         Args:
-            state: As `state` returns it, or without the optimizer's part.
+            state: As `state` returns it, or the arrays of a checkpoint; what is none of the model's weights may be
+                missing. Of an open ``numpy.load(...)``, this stage's arrays alone are read.
 
         Raises:
-            ConfigurationError: A variable of the model is not there.
+            ConfigurationError: A weight of the model is not there, or has another shape.
         """
-        assign_state(stage_variables(self._model, self.stage, self.optimizer), state)
+        load_variables(self._variables(), state)
 
     def put_together(self, *, optimizer: bool) -> None:
         """Gives the whole model the values that its variables have in their stages; every rank calls it.
@@ -384,15 +388,15 @@ class ModelPipeline:
         Args:
             optimizer: Whether the model's optimizer gets those of the stages' optimizers, too.
         """
-        own = stage_variables(self._model, self.stage, self.optimizer)
-        share_state(own, whole_variables(self._model), self.stages, optimizer=optimizer)
+        whole = whole_variables(self._model, self.place.replica)
+        share_state(self._variables(), whole, self.stages, optimizer=optimizer)
 
     def follow_optimizer(self) -> None:
         """Gives the optimizer of this stage the values that the variables of the model's optimizer have."""
-        whole = {variable.path: variable for variable in self._model.optimizer.variables}
-        for variable in self.optimizer.variables:
-            if variable.path in whole:
-                variable.assign(whole[variable.path])
+        whole = whole_variables(self._model, self.place.replica)
+        for path, variable in self._variables().items():
+            if whole[path] is not variable:
+                variable.assign(whole[path])
 
 
 def require_stages(model: keras.Model, stages: int | Sequence[str]) -> ModelGraph:

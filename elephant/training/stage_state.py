@@ -10,34 +10,38 @@ import keras
 import numpy as np
 
 from elephant.collective.communicator import Communicator
-from elephant.errors import ConfigurationError, UnsupportedError
-from elephant.modeling.stages import OPTION, ModelStage
+from elephant.modeling.stages import ModelStage
+from elephant.modeling.variable_paths import (
+    MODEL,
+    assign_state,
+    generator_paths,
+    optimizer_paths,
+    read_generators,
+    state_paths,
+    variable_paths,
+)
 from elephant.modeling.variables import random_generators
 
-_OF_OPTIMIZER = "optimizer/"
+_RANDOM = "random/"
+_SAME_MODEL = "Load the state of the same model, whatever its cuts were."
 
 
-def stage_variables(model: keras.Model, stage: ModelStage, optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
-    """Returns the variables of a stage and of its optimizer, by path.
-
-    Raises:
-        UnsupportedError: Two variables of the model have one path.
-    """
-    of_model = [variable.path for variable in model.variables]
-    repeated = sorted({path for path in of_model if of_model.count(path) > 1})
-    if repeated:
-        raise UnsupportedError(
-            f"{OPTION}: expected variables with paths of their own. Received: {', '.join(repeated)}, twice. Give "
-            "the layers names."
-        )
-    own = {variable.path: variable for variable in stage.variables}
-    return own | {_OF_OPTIMIZER + variable.path: variable for variable in optimizer.variables}
+def stage_variables(
+    model: keras.Model, stage: ModelStage, optimizer: keras.optimizers.Optimizer, replica: int
+) -> dict[str, Any]:
+    """Returns the variables of a stage and of its optimizer by path, as `elephant.modeling.variable_paths` has them."""
+    own = {id(variable) for variable in stage.variables}
+    paths = {path: variable for path, variable in variable_paths(model).items() if id(variable) in own}
+    drawn = {path: variable for path, variable in generator_paths(model).items() if path in paths}
+    weights = {MODEL + path: variable for path, variable in paths.items() if path not in drawn}
+    generators = {f"{_RANDOM}{replica}/{path}": variable for path, variable in drawn.items()}
+    return weights | optimizer_paths(optimizer, paths) | generators
 
 
-def whole_variables(model: keras.Model) -> dict[str, Any]:
-    """Returns the variables of a model and of its optimizer, by the paths of `stage_variables`."""
-    of_optimizer = {_OF_OPTIMIZER + variable.path: variable for variable in model.optimizer.variables}
-    return {variable.path: variable for variable in model.variables} | of_optimizer
+def whole_variables(model: keras.Model, replica: int) -> dict[str, Any]:
+    """Returns the variables of a model and of its optimizer by the paths of `stage_variables`, of all stages."""
+    generators = {f"{_RANDOM}{replica}/{path}": variable for path, variable in generator_paths(model).items()}
+    return state_paths(model) | generators
 
 
 def share_state(own: Mapping[str, Any], whole: Mapping[str, Any], stages: Communicator, *, optimizer: bool) -> None:
@@ -49,44 +53,49 @@ def share_state(own: Mapping[str, Any], whole: Mapping[str, Any], stages: Commun
         stages: The ranks of the replica.
         optimizer: Whether those of the optimizer get theirs, too.
     """
-    chosen = [name for name in own if name in whole and (optimizer or not name.startswith(_OF_OPTIMIZER))]
+    chosen = [path for path in own if optimizer or path.startswith((MODEL, _RANDOM))]
     for root in range(stages.world_size):
-        for name in stages.broadcast_object(chosen, root):
-            variable = own[name] if root == stages.rank else whole[name]
+        for path in stages.broadcast_object(chosen, root):
+            variable = own[path] if root == stages.rank else whole[path]
             value = stages.broadcast(keras.ops.convert_to_numpy(variable), root)
-            if whole[name] is not own.get(name):
-                whole[name].assign(value)
+            if whole[path] is not own.get(path):
+                whole[path].assign(value)
 
 
-def gathered_state(own: Mapping[str, Any], stages: Communicator) -> dict[str, np.ndarray] | None:
-    """Returns the values of the variables of all stages on the rank of the last one, and None on the others.
+def gathered_state(
+    own: Mapping[str, Any], stages: Communicator, replicas: Communicator
+) -> dict[str, np.ndarray] | None:
+    """Returns the values of the variables of all stages on rank 0, and None on the others.
 
     Args:
         own: The variables of this rank's stage.
-        stages: The ranks of one replica, the last stage first.
+        stages: The ranks of this replica, the last stage first.
+        replicas: The ranks of this stage, each with random generators of its own.
     """
-    if stages.rank:
-        names = np.frombuffer(json.dumps(list(own)).encode(), np.uint8)
-        stages.send([names, *map(keras.ops.convert_to_numpy, own.values())], 0)
+    drawn = [path for path in own if path.startswith(_RANDOM)]
+    whole = {path: np.array(keras.ops.convert_to_numpy(own[path])) for path in own if path not in drawn}
+    for replica, rows in enumerate(replicas.allgather(read_generators(own[path] for path in drawn))):
+        paths = [f"{_RANDOM}{replica}/{path.split('/', 2)[2]}" for path in drawn]
+        whole |= dict(zip(paths, rows, strict=True))
+    if replicas.rank:
         return None
-    whole = {name: np.array(keras.ops.convert_to_numpy(variable)) for name, variable in own.items()}
+    if stages.rank:
+        stages.send([np.frombuffer(json.dumps(list(whole)).encode(), np.uint8), *whole.values()], 0)
+        return None
     for rank in range(1, stages.world_size):
         names, *values = stages.recv(rank)
         whole |= dict(zip(json.loads(names.tobytes()), values, strict=True))
     return whole
 
 
-def assign_state(own: Mapping[str, Any], state: Mapping[str, np.ndarray]) -> None:
-    """Gives variables the values of a state, which may lack the optimizer's part.
+def load_variables(own: Mapping[str, Any], state: Mapping[str, np.ndarray]) -> None:
+    """Gives the variables of a stage the values of a state, which may lack what is none of the model's weights.
 
     Raises:
-        ConfigurationError: A variable of the model is not there.
+        ConfigurationError: A weight is not there, or of another shape.
     """
-    for name, variable in own.items():
-        if name in state:
-            variable.assign(state[name])
-        elif not name.startswith(_OF_OPTIMIZER):
-            raise ConfigurationError(f"state: expected a value of {name!r}. Received: {', '.join(state)}.")
+    kept = {path: state[path] for path in own if path in state}
+    assign_state(own, kept, remedy=_SAME_MODEL, partly=("optimizer/", _RANDOM))
 
 
 def share_values(stage: ModelStage, replicas: Communicator) -> None:

@@ -112,7 +112,7 @@ def test_weights_when_divided_and_rows_are_uneven_then_equal_one_process(pool):
     found = model.evaluate(x, y, sample_weight=weight, verbose=0, return_dict=True)
     for metric, value in found.items():
         np.testing.assert_allclose(recordings[0].epochs[-1][f"val_{metric}"], value, rtol=1e-4)
-    kept = recordings[0].states[-1].group("model")
+    kept = recordings[0].states[-1].variables
     assert largest_difference(kept, recordings[0].variables) == 0
 
 

@@ -67,6 +67,19 @@ def own_states(made):
 
 
 @check
+def own_generators(made):
+    drops = keras.layers.Dropout(0.5)
+    assert [id(one.state) for one in private.own_generators(drops)] == [id(one) for one in drops.variables]
+    assert private.own_generators(made.norm) == []
+
+
+@check
+def own_layers(made):
+    assert private.own_layers(made.inner)[-2:] == [made.dense, made.norm]
+    assert made.inner in private.own_layers(made.model) and made.dense not in private.own_layers(made.model)
+
+
+@check
 def modules_apart(made):
     layer = keras.layers.Layer()
     layer.inner = keras.layers.Dense(1)

@@ -64,5 +64,5 @@ def test_checkpoint_when_a_file_cannot_get_its_name_then_the_one_before_is_read(
     monkeypatch.undo()
     assert len(os.listdir(tmp_path)) == 2
     np.testing.assert_array_equal(
-        CheckpointManager(LocalFolder(tmp_path)).latest().state.group("model")[0], np.full(100, 1.0)
+        CheckpointManager(LocalFolder(tmp_path)).latest().state.variables[0], np.full(100, 1.0)
     )

@@ -17,7 +17,7 @@ from odd_arrays import ODD_ARRAYS
 from elephant.checkpoint.manager import CheckpointManager, read_arrays, write_arrays
 from elephant.checkpoint.state import CheckpointManifest, FitState, StoredFile, named
 from elephant.errors import CheckpointError
-from elephant.storage.folder import DamagedError, LocalFolder, folder_at, sealed
+from elephant.storage.folder import DamagedError, LocalFolder, folder_at, sealed, unsealed
 
 
 def state_of(epochs, size=40):
@@ -197,7 +197,7 @@ DAMAGES = {
     "cut": lambda path: path.write_bytes(path.read_bytes()[:-9]),
     "flipped": lambda path: path.write_bytes(path.read_bytes().replace(b"seed", b"sead")),
     "empty": lambda path: path.write_bytes(b""),
-    "a later format": lambda path: written_again(path, format=2),
+    "a later format": lambda path: written_again(path, format=3),
     "epochs of another type": lambda path: written_again(path, epochs="x"),
     "facts of another type": lambda path: written_again(path, facts=[]),
     "history of another type": lambda path: written_again(path, history={"loss": 3}),
@@ -253,7 +253,7 @@ def test_store_when_the_model_is_not_finite_then_keeps_the_last_one_that_is_and_
     require_equal(reader.latest(notes.append), state_of(2))
     assert len(notes) == 1 and "epoch 5" in notes[0] and "that of epoch 2 is taken" in notes[0]
     # A fit that has ended with it has nothing to go on with.
-    store.finish([np.zeros(3)])
+    store.finish([np.zeros(3), np.int64(1)])
     assert latest(tmp_path).finished and latest(tmp_path).state.epochs == 5
     # Of which more is asked for now has.
     more = CheckpointManager(folder_at(str(tmp_path))).latest(epochs=10)
@@ -396,7 +396,7 @@ def test_stores_when_two_fits_write_at_once_then_the_second_one_fails(tmp_path):
 
 def test_finished_when_the_result_is_the_state_then_shares_its_file_and_otherwise_has_one(tmp_path):
     store = saved(tmp_path, 1, 2)
-    same, other = state_of(2).group("model"), state_of(9).group("model")
+    same, other = state_of(2).variables, state_of(9).variables
     store.finish(same)
     read = latest(tmp_path)
     assert read.finished and len(list(tmp_path.glob("*.npz"))) == 2
@@ -416,7 +416,7 @@ def test_store_when_it_goes_on_then_an_epoch_that_is_repeated_takes_the_place_of
     saved(tmp_path, 1, 2)
     again = FitState(epochs=2, arrays=named("model", [np.full(3, 7.0)]))
     CheckpointManager(folder_at(str(tmp_path))).save(again)
-    np.testing.assert_array_equal(latest(tmp_path).state.group("model")[0], np.full(3, 7.0))
+    np.testing.assert_array_equal(latest(tmp_path).state.variables[0], np.full(3, 7.0))
 
 
 @pytest.mark.parametrize("scheme", ["memory", "file"])
@@ -431,12 +431,55 @@ def test_store_when_on_other_file_systems_then_works_alike(tmp_path, scheme):
 
 def test_manifest_when_of_another_format_then_is_refused():
     manifest = CheckpointManifest(epochs=1, number=1, state=StoredFile(**STATE))
-    text = manifest.to_bytes().replace(b'\\"format\\": 1', b'\\"format\\": 2')
-    with pytest.raises(DamagedError):
-        CheckpointManifest.from_bytes(text)
+    for version, expected in ((3, "format 3, of a later version of elephant"), (0, "format 0; this one reads 1 and 2")):
+        with pytest.raises(DamagedError, match=expected):
+            CheckpointManifest.from_bytes(sealed({**unsealed(manifest.to_bytes()), "format": version}))
     for content in (b"", b"{}", b"[]", b"null", manifest.to_bytes()[:-1]):
         with pytest.raises(DamagedError):
             CheckpointManifest.from_bytes(content)
+
+
+def test_checkpoint_when_of_the_first_format_then_its_variables_are_read_by_place(tmp_path):
+    saved(tmp_path, 1)
+    (manifest,) = tmp_path.glob("*.json")
+    written_again(manifest, format=1)
+    require_equal(latest(tmp_path), state_of(1))
+    for value, expected in zip(latest(tmp_path).state.variables, state_of(1).arrays.values(), strict=True):
+        np.testing.assert_array_equal(value, expected)
+
+
+def test_result_when_variables_have_paths_then_is_kept_by_them_in_their_order(tmp_path):
+    arrays, names = {"model/b": np.zeros(2), "model/a": np.ones(3)}, ["model/a", "model/b"]
+    store = CheckpointManager(folder_at(str(tmp_path)))
+    store.save(FitState(epochs=1, arrays=arrays, facts={"variables": names}))
+    store.finish([np.full(3, 5.0), np.full(2, 4.0)])
+    result = latest(tmp_path).result
+    assert [value.tolist() for value in result] == [[5.0] * 3, [4.0] * 2]
+    (file,) = tmp_path.glob("*.result.npz")
+    with np.load(file, allow_pickle=False) as read:
+        assert sorted(read.files) == sorted(names)
+
+
+def test_checkpoint_when_a_named_variable_is_not_in_its_arrays_then_is_damaged(tmp_path):
+    state = FitState(epochs=1, arrays={"model/a": np.ones(3)}, facts={"variables": ["model/a"]})
+    CheckpointManager(folder_at(str(tmp_path))).save(state)
+    (manifest,) = tmp_path.glob("*.json")
+    written_again(manifest, facts={"variables": ["model/a", "model/b"]})
+    with pytest.raises(CheckpointError, match="is without model/b"):
+        latest(tmp_path)
+
+
+def test_arrays_when_some_are_asked_for_then_the_bytes_of_others_are_left_alone(tmp_path):
+    path = tmp_path / "a.npz"
+    with open(path, "wb") as file:
+        write_arrays(file, {"model/a": np.full(40, 3.0), "model/b": np.full(40, 5.0)})
+    path.write_bytes(path.read_bytes().replace(np.full(40, 3.0).tobytes(), np.full(40, 9.0).tobytes()))
+    with open(path, "rb") as file:
+        assert {name: array.tolist() for name, array in read_arrays(file, ["model/b"]).items()} == {
+            "model/b": [5.0] * 40
+        }
+    with open(path, "rb") as file, pytest.raises(zipfile.BadZipFile):
+        read_arrays(file)
 
 
 def test_array_file_when_cut_short_then_is_refused(tmp_path):

@@ -36,7 +36,7 @@ def test_states_when_they_come_faster_than_the_disk_then_the_newest_is_written(t
         for epochs in (2, 3, 4):
             checkpoint_writer.keep(state_of(epochs))
         folder.may_go_on.release(100)
-        checkpoint_writer.finish(state_of(4).group("model"))
+        checkpoint_writer.finish(state_of(4).variables)
         checkpoint_writer.check()
     read = CheckpointManager(LocalFolder(tmp_path)).latest()
     assert (read.state.epochs, read.finished) == (4, True)
@@ -89,7 +89,7 @@ def test_finish_when_an_earlier_write_has_failed_then_tells_it(tmp_path):
         assert folder.begun.wait(30)
         checkpoint_writer.keep(state_of(2))
         with pytest.raises(CheckpointError, match="checkpoint of epoch 1"):
-            checkpoint_writer.finish(state_of(2).group("model"))
+            checkpoint_writer.finish(state_of(2).variables)
 
 
 def test_keeper_when_closed_then_all_is_written_and_its_thread_has_ended(tmp_path):
@@ -126,7 +126,7 @@ def test_finish_when_a_store_s_library_fails_in_its_own_way_then_is_a_checkpoint
     folder.fails = ("write",)
     with CheckpointWriter(store) as checkpoint_writer:
         with pytest.raises(CheckpointError, match="ForeignError: the endpoint does not answer"):
-            checkpoint_writer.finish(state_of(1).group("model"))
+            checkpoint_writer.finish(state_of(1).variables)
 
 
 def test_states_when_old_ones_cannot_be_removed_then_are_kept_all_the_same(tmp_path):
@@ -136,5 +136,5 @@ def test_states_when_old_ones_cannot_be_removed_then_are_kept_all_the_same(tmp_p
     for epochs in (1, 2, 3):
         store.save(state_of(epochs))
     with CheckpointWriter(store) as checkpoint_writer:
-        checkpoint_writer.finish(state_of(3).group("model"))
+        checkpoint_writer.finish(state_of(3).variables)
     assert CheckpointManager(LocalFolder(tmp_path)).latest().finished

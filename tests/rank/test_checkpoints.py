@@ -12,10 +12,20 @@ from rank_pool import RankError, fit_here
 from tiers import in_tiers
 
 from elephant import LearningRateWarmup
+from elephant.backends.keras_private import optimized_variables
 from elephant.checkpoint.state import joined
 from elephant.collective import communicator
 from elephant.data.schema import RowSpec, TensorSpec
-from elephant.modeling.variables import FLOAT16
+from elephant.errors import ConfigurationError
+from elephant.modeling.variables import (
+    FLOAT16,
+    optimizers_of,
+    random_generators,
+    read_values,
+    read_variables,
+    seeded,
+    shared_generator,
+)
 from elephant.rank.checkpoints import CheckpointCallback, restore
 from elephant.rank.job import prepared_model
 
@@ -201,7 +211,7 @@ def test_fit_when_it_goes_on_with_more_ranks_then_keeps_weights_and_scales_the_r
     done = dataclasses.replace(job, config=dataclasses.replace(job.config, epochs=1), state=state)
     for world, sizes in ((2, (20, 16)), (3, (16, 10, 10))):
         recordings = rank_pool.fit(done, split(columns, sizes))
-        values = state.group("model")
+        values = state.variables
         rates = [index for index, value in enumerate(values) if value.shape == () and value == np.float32(0.02)]
         assert len(rates) == 1
         for index, (value, expected) in enumerate(zip(recordings[0].variables, values, strict=True)):
@@ -237,16 +247,92 @@ def test_state_when_mixed_precision_has_added_a_loss_scale_then_keeps_it():
     model, scaling = lowered()
     scaling.dynamic_scale.assign(64.0)
     scaling.step_counter.assign(3)
+    state, one = state_of(job, model), communicator.LocalCommunicator()
+    old = in_first_format(state, model)
+    old.arrays.update({"scale/0": np.int64(3), "scale/1": np.float32(64.0)})
+    for kept in (state, old):
+        again, other = lowered()
+        assert float(other.dynamic_scale) == 2.0**15
+        restore(again, dataclasses.replace(job, state=kept), one)
+        assert (float(other.dynamic_scale), int(other.step_counter)) == (64.0, 3)
+        # On a machine without GPUs there is no such scale, and nothing to give it to.
+        restore(prepared_model(job, SIX, num_ranks=1), dataclasses.replace(job, state=kept), one)
+
+
+def state_of(job, model):
+    """Returns the state that a fit of one rank would keep."""
     states, one = Kept(), communicator.LocalCommunicator()
     keeping = CheckpointCallback(job, one, states, own=(), rows=SIX)
     keeping.set_model(model)
     keeping.on_epoch_end(0, {"loss": 1.0})
-    again, other = lowered()
-    assert float(other.dynamic_scale) == 2.0**15
-    restore(again, dataclasses.replace(job, state=states[0]), one)
-    assert (float(other.dynamic_scale), int(other.step_counter)) == (64.0, 3)
-    # On a machine without GPUs there is no such scale, and nothing to give it to.
-    restore(prepared_model(job, SIX, num_ranks=1), dataclasses.replace(job, state=states[0]), one)
+    return states[0]
+
+
+def in_first_format(state, model):
+    """Returns a state as elephant 0.1.0 kept it before arrays had paths: by their places."""
+    first, *others = optimizers_of(model)
+    numbers = [ops.convert_to_numpy(one).astype("int64") for one in random_generators(model)]
+    groups = {"model": read_variables(model)}
+    groups |= {f"optimizer/{index}": read_values(one.variables) for index, one in enumerate(others)}
+    groups["local/0"] = [value for one in optimizers_of(model) for value in read_values(one.variables)]
+    places = {id(variable): place for place, variable in enumerate(model.weights)}
+    facts = {name: value for name, value in state.facts.items() if name != "variables"}
+    facts["optimizers"] = [[places[id(one)] for one in optimized_variables(other)] for other in others]
+    arrays = {f"{kind}/{place}": one for kind, values in groups.items() for place, one in enumerate(values)}
+    arrays["random/0"] = np.concatenate([[1, 7, 8], *numbers])
+    return dataclasses.replace(state, arrays=arrays, facts=facts)
+
+
+OLD = {
+    "dropout": lambda: dropout_model(keras.optimizers.Adam(0.01)),
+    "loss scaling": lambda: dropout_model(
+        keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.01, momentum=0.9))
+    ),
+    "an optimizer for each group of variables": lambda: dropout_model(two_groups()),
+    "two optimizers": lambda: two_optimizers,
+}
+
+
+@pytest.mark.parametrize("case", OLD)
+def test_state_when_of_the_first_format_then_all_of_it_is_given_back(case):
+    job = job_for(OLD[case](), epochs=2, checkpoint_path="kept")
+
+    def prepared():
+        return prepared_model(job, SIX, num_ranks=1)
+
+    def everything(model):
+        of_optimizers = [one for optimizer in optimizers_of(model) for one in optimizer.variables]
+        return [*model.weights, *of_optimizers, *random_generators(model)]
+
+    model = prepared()
+    if case == "two optimizers":
+        for layer, optimizer in ((model.hidden, model.hidden_optimizer), (model.head, model.head_optimizer)):
+            optimizer.build(layer.trainable_variables)
+    for place, variable in enumerate(everything(model)):
+        variable.assign(ops.ones_like(variable) * (place + 1))
+    state, again = in_first_format(state_of(job, model), model), prepared()
+    with seeded(1):
+        restore(again, dataclasses.replace(job, state=state), communicator.LocalCommunicator())
+        assert ops.convert_to_numpy(shared_generator()).tolist() == [7, 8]
+    for value, expected in zip(read_values(everything(again)), read_values(everything(model)), strict=True):
+        np.testing.assert_array_equal(value, expected)
+    # What it keeps next is of this format, and the same.
+    for name, array in state_of(job, model).arrays.items():
+        if name.startswith(("model/", "optimizer")):
+            np.testing.assert_array_equal(state_of(job, again).arrays[name], array)
+
+
+def test_state_when_of_the_first_format_and_of_another_model_then_is_refused():
+    job = job_for(regression_model("sgd"), epochs=2, checkpoint_path="kept")
+    model = prepared_model(job, SIX, num_ranks=1)
+    old = in_first_format(state_of(job, model), model)
+    other = job_for(dropout_model("sgd"), epochs=2, checkpoint_path="kept")
+    with pytest.raises(ConfigurationError, match="expected the [0-9]+ variables that the checkpoint has.*go on with"):
+        restore(
+            prepared_model(other, SIX, num_ranks=1),
+            dataclasses.replace(other, state=old),
+            communicator.LocalCommunicator(),
+        )
 
 
 def test_fit_when_a_callback_stops_it_then_the_state_says_so(rank_pool):
@@ -262,7 +348,9 @@ def test_fit_when_the_model_has_other_shapes_then_is_refused(rank_pool):
     options = {"epochs": 2, "batch_size": 6, "checkpoint_path": "kept"}
     recording, _ = fitted(rank_pool, job_for(regression_model("sgd"), **options), parts)
     other = dataclasses.replace(job_for(dropout_model("sgd"), **options), state=recording.states[0])
-    with pytest.raises(RankError, match="model: expected 1?[0-9] variables of shapes.*go on with the model"):
+    with pytest.raises(
+        RankError, match="model: expected a state with.* one without: model/batch_norm.*/gamma.*go on with the model"
+    ):
         rank_pool.fit(other, parts)
 
 

@@ -40,7 +40,7 @@ def test_checkpoints_when_on_a_file_system_of_hadoop_then_are_kept_read_and_remo
     store.finish(np.ones((1, 5)))
     read = CheckpointManager(checkpoint_folder(spark, "viewfs://kept/data/fit/")).latest()
     assert (read.state.epochs, read.finished) == (3, True)
-    np.testing.assert_array_equal(read.state.group("model")[0], np.full(5, 3.0))
+    np.testing.assert_array_equal(read.state.variables[0], np.full(5, 3.0))
     np.testing.assert_array_equal(read.result[0], np.ones(5))
     names = [path.name for path in (tmp_path / "fit").iterdir() if not path.name.startswith(".")]
     kinds = sorted((name.split(".")[0], name.split(".", 2)[2]) for name in names)

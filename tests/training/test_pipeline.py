@@ -11,7 +11,9 @@ import pytest
 from keras import layers, ops
 from rank_threads import run_threads
 
+from elephant.checkpoint.manager import write_arrays
 from elephant.errors import ConfigurationError, UnsupportedError
+from elephant.modeling.variable_paths import assign_state, generator_paths, read_state, state_paths, variable_paths
 from elephant.training.pipeline import ModelPipeline, one_forward_one_backward, without_values
 
 REGULARIZER = keras.regularizers.L2(1e-2)
@@ -200,6 +202,16 @@ class Case:
         return (inputs, labels, weights) if len(labels) > 1 else (inputs[0], labels[0], weights and weights[0])
 
 
+def require_close(state, variables, model, atol):
+    """Compares a state by path with variables of a model of one process."""
+    wanted = {id(variable) for variable in variables}
+    paths = state_paths(model) | {f"random/0/{path}": one for path, one in generator_paths(model).items()}
+    compared = {path: one for path, one in paths.items() if id(one) in wanted}
+    assert len(compared) == len(wanted)
+    for path, variable in compared.items():
+        np.testing.assert_allclose(state[path], ops.convert_to_numpy(variable), atol=atol, err_msg=path)
+
+
 def rank_of(case, communicator):
     """Trains one rank; returns the state of the whole model on rank 0, and the results."""
     pipeline = ModelPipeline(
@@ -262,12 +274,10 @@ def test_weights_when_a_model_trains_in_stages_then_equal_one_process(name):
     num_stages = case.stages if isinstance(case.stages, int) else len(case.stages) + 1
     state, results = run_threads(num_stages * case.num_replicas, functools.partial(rank_of, case))[0]
     model, loss = alone(lambda: one_process(case))
-    for variable in model.trainable_variables:
-        np.testing.assert_allclose(state[variable.path], ops.convert_to_numpy(variable), atol=1e-5)
+    require_close(state, model.trainable_variables, model, 1e-5)
     assert results["loss"] == pytest.approx(loss, rel=1e-4)
-    assert {path for path in state if path.startswith("optimizer/")} == {
-        f"optimizer/{variable.path}" for variable in model.optimizer.variables
-    }
+    # A checkpoint of a fit in one process has the same.
+    assert {path for path in state if not path.startswith("random/")} == state_paths(model).keys()
 
 
 def normalized():
@@ -315,8 +325,7 @@ def test_weights_when_micro_batches_matter_then_equal_one_process_that_takes_the
     case, tolerance = ACCUMULATED[name]
     state, _ = run_threads(case.stages * case.num_replicas, functools.partial(rank_of, case))[0]
     model = accumulated(case)
-    for variable in model.variables:
-        np.testing.assert_allclose(state[variable.path], ops.convert_to_numpy(variable), atol=tolerance)
+    require_close(state, model.variables, model, tolerance)
 
 
 @dataclass(frozen=True)
@@ -387,8 +396,7 @@ def test_weights_when_a_published_network_is_cut_inside_of_blocks_then_equal_tho
         model = accumulated(case)
     finally:
         keras.config.set_floatx(before)
-    for variable in model.variables:
-        np.testing.assert_allclose(state[variable.path], ops.convert_to_numpy(variable), atol=1e-7)
+    require_close(state, model.variables, model, 1e-7)
 
 
 def test_scale_when_gradients_overflow_in_one_stage_then_all_skip_the_step():
@@ -409,23 +417,116 @@ def test_scale_when_gradients_overflow_in_one_stage_then_all_skip_the_step():
     assert run_threads(2, live) == [(True, 2.0**15)] * 2
 
 
-def test_state_when_it_is_loaded_with_other_cuts_then_training_goes_on_as_in_one_process():
-    case = Case(mlp, adam)
-    batches = case.batches()
+def kept(state, path):
+    """Returns the open file of a checkpoint with a state."""
+    with open(path, "wb") as file:
+        write_arrays(file, state)
+    return np.load(path, allow_pickle=False)
+
+
+# Dropout and moving statistics are those of one process where a step is one micro-batch.
+GOING_ON = {
+    "adam": Case(mlp, adam),
+    "dropout and normalization": Case(normalized, sgd, micro_batches=1),
+    "scaled loss, norm": Case(mlp, scaled),
+    "cut inside of a backbone": Case(backbone, adam),
+}
+
+
+@pytest.mark.parametrize("name", GOING_ON)
+def test_state_when_it_goes_on_with_other_cuts_or_none_then_ends_as_in_one_process(name, tmp_path):
+    case = GOING_ON[name]
+    batches = [step[0][:2] for step in case.batches()]
 
     def train(stages, steps, state, communicator):
-        pipeline = ModelPipeline(case.compiled(), stages=stages, micro_batches=4, communicator=communicator)
+        pipeline = ModelPipeline(
+            case.compiled(), stages=stages, micro_batches=case.micro_batches, communicator=communicator
+        )
         if state is not None:
             pipeline.load_state(state)
-        for ((x, y, _),) in steps:
+        for x, y in steps:
             pipeline.train_on_batch(*((x, y) if pipeline.place.is_first else ()))
         return pipeline.state()
 
-    state = run_threads(2, functools.partial(train, 2, batches[:2], None))[0]
-    state = run_threads(3, functools.partial(train, 3, batches[2:], state))[0]
-    model, _ = alone(lambda: one_process(case))
-    for variable in model.variables:
-        np.testing.assert_allclose(state[variable.path], ops.convert_to_numpy(variable), atol=1e-5)
+    def train_alone(steps, state):
+        layers.Dense(1)  # so that Keras numbers the model's otherwise
+        model = case.compiled()
+        model.optimizer.build(model.trainable_variables)
+        if state is not None:
+            paths = state_paths(model)
+            generators = {f"random/0/{path}": one for path, one in generator_paths(model).items()}
+            assign_state(paths, state, remedy="")
+            for path, variable in generators.items():
+                variable.assign(state[path].astype(variable.dtype))
+        for x, y in steps:
+            model.train_on_batch(x, y)
+        generators = {f"random/0/{path}": one for path, one in generator_paths(model).items()}
+        return read_state(model) | {path: ops.convert_to_numpy(one).astype("int64") for path, one in generators.items()}
+
+    expected = alone(lambda: train_alone(batches, None))
+    first = run_threads(2, functools.partial(train, 2, batches[:1], None))[0]
+    with kept(first, tmp_path / "first.npz") as state:
+        second = run_threads(3, functools.partial(train, 3, batches[1:2], dict(state)))[0]
+    with kept(second, tmp_path / "second.npz") as state:
+        third = alone(lambda: train_alone(batches[2:], state))
+    begun = alone(lambda: train_alone(batches[:2], None))
+    with kept(begun, tmp_path / "begun.npz") as state:
+        ended = run_threads(3, functools.partial(train, 3, batches[2:], dict(state)))[0]
+    assert first.keys() == second.keys() == third.keys() == ended.keys() == expected.keys()
+    for path, value in expected.items():
+        for found in (third, ended):
+            np.testing.assert_allclose(found[path], value, atol=1e-5, err_msg=path)
+
+
+def test_generators_when_replicas_go_on_then_each_has_its_own():
+    def live(state, communicator):
+        model = Case(normalized, sgd).compiled()
+        pipeline = ModelPipeline(model, stages=2, micro_batches=1, communicator=communicator)
+        if state is not None:
+            pipeline.load_state(state)
+        drawn = [one for one in pipeline.stage.variables if one.path.endswith("seed_generator_state")]
+        return pipeline.state(), [ops.convert_to_numpy(one).tolist() for one in drawn]
+
+    first = run_threads(4, functools.partial(live, None))
+    state = {path: value + 5 if path.startswith("random/") else value for path, value in first[0][0].items()}
+    assert [path for path in sorted(state) if path.startswith("random/")] == [
+        f"random/{replica}/dropout{end}/seed_generator_state" for replica in range(2) for end in ("", "_1")
+    ]
+    for (_, before), (_, after) in zip(first, run_threads(4, functools.partial(live, state)), strict=True):
+        assert after == [[number + 5 for number in numbers] for numbers in before]
+    assert len({str(numbers) for _, drawn in first for numbers in drawn}) == 4
+
+
+class Noting(dict):
+    """Arrays by path that notes which are read."""
+
+    def __getitem__(self, path):
+        self.read = {*getattr(self, "read", ()), path}
+        return super().__getitem__(path)
+
+
+def test_state_when_a_stage_loads_it_then_its_own_arrays_alone_are_read():
+    def live(communicator):
+        pipeline = ModelPipeline(
+            Case(mlp, sgd).compiled(), stages=["dense_2"], micro_batches=1, communicator=communicator
+        )
+        state = communicator.broadcast_object(pipeline.state())
+        pipeline.load_state(noting := Noting(state))
+        return {path for path in noting.read if path.startswith("model/")}
+
+    assert run_threads(2, live) == [
+        {f"model/dense{end}/{name}" for end in ends for name in ("kernel", "bias")}
+        for ends in (("_2", "_3"), ("", "_1"))
+    ]
+
+
+def test_state_when_of_another_model_then_is_refused_by_name():
+    pipeline = ModelPipeline(Case(mlp, adam).compiled(), stages=1, micro_batches=1)
+    state = pipeline.state()
+    state["model/dense_1/bias"] = np.zeros(7)
+    del state["model/dense/kernel"]
+    with pytest.raises(ConfigurationError, match=r"without: model/dense/kernel; .*dense_1/bias of shape \(7,\), not"):
+        pipeline.load_state(state)
 
 
 def test_predictions_when_the_model_was_built_without_values_then_equal_those_of_the_whole():
@@ -441,8 +542,9 @@ def test_predictions_when_the_model_was_built_without_values_then_equal_those_of
     case = Case(residual, adam)
     state, found = run_threads(3, live)[0]
     model = alone(case.build)
-    for variable in model.variables:
-        variable.assign(state[variable.path])
+    assign_state(
+        {f"model/{path}": one for path, one in variable_paths(model).items()}, state, remedy="", partly=("optimizer",)
+    )
     for one, other in zip(found, model.predict_on_batch(case.batches()[0][0][0]), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)
 

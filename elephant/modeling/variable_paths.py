@@ -1,0 +1,213 @@
+"""Paths of a model's variables: the keys of a fit's state, the same in every process and whatever the cuts are.
+
+A variable's path is made of the names of the layers around it, from the model inward, and of its own name:
+``encoder/dense_1/kernel``. Names that Keras has numbered by itself (``dense_7``, by a count of all the layers that a
+process has made) are numbered anew, in the order of the layer that holds them, the first one without a number; so are
+names that one layer holds twice. Names that the user has given stay, and the model's own is left out. What an optimizer
+keeps for a weight has the weight's path and a name: ``encoder/dense_1/kernel/momentum``.
+
+`Variable.path` is none of this: it depends on how often the process has built the model, and on whether from code or
+from an archive; and two variables may have the same.
+
+::
+
+    model/PATH             a weight
+    optimizer/PATH         a variable of the optimizer; optimizer_1/PATH of a second one of the model's, and so on
+    scale/NAME             how an optimizer scales the loss: may be missing, and begins anew then
+    random/RANK/PATH       a random generator, each rank its own; of stages, each replica
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+import keras
+import numpy as np
+
+from elephant.backends.keras_private import optimized_variables, own_generators, own_layers, own_states, own_weights
+from elephant.errors import ConfigurationError
+from elephant.modeling.variables import optimizers_of, read_values, state_variables
+
+MODEL, SCALE = "model/", "scale/"
+_OF_MODEL = re.compile(r"(model|optimizer(_\d+)?|scale)/")
+_NAMED_IN_ERRORS = 5
+
+
+class _Names:
+    """Names of what one layer holds, each once.
+
+    Args:
+        owner: The layer's name as Keras has it.
+        own: The same in paths.
+    """
+
+    def __init__(self, owner: str, own: str) -> None:
+        self._owner, self._own = owner, own
+        self._given: set[str] = set()
+
+    def of(self, name: str, kind: str) -> str:
+        """Returns the name in paths of a thing of a class."""
+        if name.startswith(f"{self._owner}_"):
+            # Layers name inner ones after themselves.
+            name = self._own + name.removeprefix(self._owner)
+        name = without_number(name, kind)
+        found, count = name, 0
+        while found in self._given:
+            count += 1
+            found = f"{name}_{count}"
+        self._given.add(found)
+        return found
+
+
+def without_number(name: str, kind: str) -> str:
+    """Returns a name without the number that Keras has given it; the user's own names as they are.
+
+    >>> without_number("dense_7", "Dense"), without_number("forward_lstm_2", "LSTM"), without_number("block_4", "Dense")
+    ('dense', 'forward_lstm', 'block_4')
+    """
+    base = re.sub(r"_\d+$", "", name)
+    return base if base.replace("_", "").endswith(kind.replace("_", "").lower()) else name
+
+
+def variable_paths(model: keras.Model) -> dict[str, keras.Variable]:
+    """Returns the variables of a built model by path, those of its random generators too, in `variables`' order."""
+    found: dict[str, keras.Variable] = {}
+    seen: set[int] = set()
+
+    def visit(layer: keras.layers.Layer, prefix: str, own: str) -> None:
+        names = _Names(layer.name, own)
+        generators = [generator.state for generator in own_generators(layer)]
+        for variable in (*own_weights(layer), *own_states(layer), *generators):
+            if id(variable) not in seen:
+                found[prefix + names.of(variable.name, "variable")] = variable
+        seen.update(map(id, (*own_weights(layer), *own_states(layer), *generators)))
+        for inner in own_layers(layer):
+            # A layer of two has the path of the first one that holds it.
+            if id(inner) not in seen:
+                seen.add(id(inner))
+                name = names.of(inner.name, type(inner).__name__)
+                visit(inner, f"{prefix}{name}/", name)
+
+    visit(model, "", without_number(model.name, type(model).__name__))
+    return found
+
+
+def optimizer_paths(
+    optimizer: keras.optimizers.Optimizer, paths: Mapping[str, keras.Variable], prefix: str = "optimizer/"
+) -> dict[str, keras.Variable]:
+    """Returns the variables of an optimizer by path.
+
+    Args:
+        paths: Those of the weights, of the whole model or of one stage.
+        prefix: Of the optimizer.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    updated = {id(variable) for variable in optimized_variables(inner)}
+    # Keras names what it keeps for a weight after the weight, in one word.
+    by_word: dict[str, list[str]] = {}
+    for path, variable in paths.items():
+        if id(variable) in updated:
+            by_word.setdefault(variable.path.replace("/", "_"), []).append(path)
+    of_inner = {id(variable) for variable in inner.variables}
+    names, found = _Names("", ""), {}
+    for variable in optimizer.variables:
+        if id(variable) not in of_inner:
+            found[SCALE + variable.name] = variable
+            continue
+        weights, slot = _slot_of(variable.name, by_word)
+        # Where weights share a word, the first variable of a name is for the first one.
+        free = (path for weight in weights if (path := f"{prefix}{weight}/{slot}") not in found)
+        found[next(free, None) or prefix + names.of(variable.name, "variable")] = variable
+    return found
+
+
+def _slot_of(name: str, by_word: Mapping[str, list[str]]) -> tuple[list[str], str]:
+    """Returns the weights that a variable may have been named after, and the rest of its name."""
+    words = name.split("_")
+    for end in reversed(range(1, len(words))):
+        weights = by_word.get("_".join(words[:end]))
+        if weights is not None:
+            return weights, "_".join(words[end:])
+    return [], name
+
+
+def state_paths(model: keras.Model) -> dict[str, keras.Variable]:
+    """Returns what training changes in a built model by path, but for random generators: weights and optimizers."""
+    paths = variable_paths(model)
+    weights = {id(variable) for variable in model.weights}
+    found = {MODEL + path: variable for path, variable in paths.items() if id(variable) in weights}
+    for number, optimizer in enumerate(optimizers_of(model)):
+        found |= optimizer_paths(optimizer, paths, optimizer_prefix(number))
+    return found
+
+
+def optimizer_prefix(number: int) -> str:
+    """Returns the beginning of the paths of one of a model's optimizers, by its place among them."""
+    return f"optimizer_{number}/" if number else "optimizer/"
+
+
+def generator_paths(model: keras.Model) -> dict[str, keras.Variable]:
+    """Returns the states of a model's random generators by path, without a replica."""
+    weights = {id(variable) for variable in model.weights}
+    return {path: variable for path, variable in variable_paths(model).items() if id(variable) not in weights}
+
+
+def read_generators(states: Iterable[keras.Variable]) -> np.ndarray:
+    """Returns the states of random generators, int64 of shape (generators, 2)."""
+    rows = [np.asarray(keras.ops.convert_to_numpy(state)).astype(np.int64) for state in states]
+    return np.reshape(rows, (-1, 2)).astype(np.int64)
+
+
+def paths_in_order(model: keras.Model) -> list[str]:
+    """Returns the paths of `elephant.modeling.variables.state_variables`, which other code knows by their places."""
+    by_variable = {id(variable): path for path, variable in state_paths(model).items()}
+    return [by_variable[id(variable)] for variable in state_variables(model)]
+
+
+def read_state(model: keras.Model) -> dict[str, np.ndarray]:
+    """Returns copies of what `state_paths` names."""
+    paths = state_paths(model)
+    return dict(zip(paths, read_values(paths.values()), strict=True))
+
+
+def assign_state(
+    variables: Mapping[str, keras.Variable],
+    arrays: Mapping[str, np.ndarray],
+    *,
+    remedy: str,
+    partly: tuple[str, ...] = (),
+) -> None:
+    """Gives variables the values of a state.
+
+    Args:
+        variables: By path: all of `state_paths`, or those of one stage.
+        arrays: By path; those of other kinds are left out.
+        remedy: What to do where the state is that of another model.
+        partly: Beginnings of paths that either side may lack. Those of `SCALE` are among them anyway.
+
+    Raises:
+        ConfigurationError: The state has other variables than these.
+    """
+    partly = (SCALE, *partly)
+    expected = [path for path in variables if path in arrays or not path.startswith(partly)]
+    of_state = [path for path in arrays if _OF_MODEL.match(path) and not path.startswith(partly)]
+    values = {path: arrays[path] for path in expected if path in arrays}
+    missing = [path for path in expected if path not in values]
+    more = [path for path in of_state if path not in variables]
+    shapes = {path: (tuple(value.shape), tuple(variables[path].shape)) for path, value in values.items()}
+    others = [f"{path} of shape {kept}, not {own}" for path, (kept, own) in shapes.items() if kept != own]
+    differences = {"without": missing, "with more": more, "with others": others}
+    received = [f"{word}: {_listed(paths)}" for word, paths in differences.items() if paths]
+    if received:
+        raise ConfigurationError(
+            f"model: expected a state with the {len(variables)} variables that the model and its optimizer have. "
+            f"Received: one {'; '.join(received)}. {remedy}"
+        )
+    for path, value in values.items():
+        variables[path].assign(value)
+
+
+def _listed(paths: Sequence[str]) -> str:
+    more = len(paths) - _NAMED_IN_ERRORS
+    return ", ".join(paths[:_NAMED_IN_ERRORS]) + (f" and {more} more" if more > 0 else "")
