@@ -46,9 +46,11 @@ demo: venv ## train on two Spark executors of this machine, against one process
 	@"$$VENV/bin/python" examples/digits.py
 
 test: venv ## test every promise at least once (PYTEST_ARGS="-k ring -x" for some)
+	@"$$VENV/bin/python" tests/support/class_archive.py
 	@"$$VENV/bin/python" $(PYTEST) -m "not slow and not gpu" -p no:randomly --hypothesis-profile=dev $(TESTS) $(PYTEST_ARGS)
 
 test-all: venv ## run all tests, in random order and with more examples, within tests/budget.toml
+	@"$$VENV/bin/python" tests/support/class_archive.py
 	@"$$VENV/bin/python" $(PYTEST) -p randomly --hypothesis-profile=ci --budget=tests/budget.toml $(OWN_TIME) $(TESTS) $(PYTEST_ARGS)
 
 .PHONY: test-kubernetes

@@ -11,6 +11,8 @@ algorithm                  frequency ``"batch"``                 k steps, or ``"
 `sum`                      the move of each step                 the move
 =========================  ====================================  ==============================================
 
+Gossip has algorithms of its own: there is no server to push to.
+
 The options, their help and the checks of a fit come from what is registered here. Nothing is imported: the command
 line reads the names too. `elephant.rank.asynchronous.push_strategies` connects an algorithm to Keras.
 """
@@ -66,6 +68,8 @@ class Algorithm(ABC):
 
 
 ALGORITHMS: dict[str, type[Algorithm]] = {}
+# Those of gossip, in `elephant.gossip.weights`, of which the first is the usual one.
+GOSSIP_ALGORITHMS = ("adpsgd", "sgp")
 
 
 def parts_of(text: str) -> tuple[str, float | None]:
@@ -92,7 +96,7 @@ def is_algorithm(text: str) -> bool:
     except ValueError:
         return False
     if elasticity is None:
-        return name in ALGORITHMS
+        return name in ALGORITHMS or name in GOSSIP_ALGORITHMS
     return name in ALGORITHMS and ALGORITHMS[name].is_elastic and 0 < elasticity < 1
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, make_dataclass
 from typing import TYPE_CHECKING, Any
 
-from elephant.algorithms import ALGORITHMS, Algorithm, parts_of
+from elephant.algorithms import ALGORITHMS, GOSSIP_ALGORITHMS, Algorithm, parts_of
 from elephant.errors import ConfigurationError, UnsupportedError
 from elephant.kinds import integer
 from elephant.options import OPTION, Scope, options_of, settle
@@ -104,8 +104,9 @@ class FitConfig(_OptionsOfFit):
 
     def __post_init__(self) -> None:
         settle(self, Scope.FIT, _names(Scope.FIT))
-        if self.mode == "synchronous":
+        if self.mode == "synchronous" or self.gossips:
             self._refuse_options_of_servers()
+        self._refuse_algorithm_of_other_modes()
         if not self.is_synchronous:
             self._refuse_options_of_ranks()
 
@@ -129,7 +130,8 @@ class FitConfig(_OptionsOfFit):
     def _refuse_options_of_servers(self) -> None:
         for option in options_of(Scope.SERVERS):
             value = getattr(self.asynchronous, option.name)
-            if value != option.default and not (option.in_rounds and self.trains_in_rounds):
+            allowed = (option.in_rounds and self.trains_in_rounds) or (self.gossips and option.name == "algorithm")
+            if value != option.default and not allowed:
                 have = "have a parameter server"
                 if self.trains_in_rounds:
                     have = "have workers that go at their own pace"
@@ -138,6 +140,15 @@ class FitConfig(_OptionsOfFit):
                     f"Received: {option.name}={value!r} with {self.way}. Change the mode, or leave "
                     f"{option.name} out."
                 )
+
+    def _refuse_algorithm_of_other_modes(self) -> None:
+        given, default = self.asynchronous.algorithm, OPTION["algorithm"].default
+        if (given in GOSSIP_ALGORITHMS) != self.gossips and given != default:
+            expected = " or ".join(map(repr, GOSSIP_ALGORITHMS)) if self.gossips else "mode='gossip'"
+            raise ConfigurationError(
+                f"algorithm: expected {expected}. Received: algorithm={given!r} with {self.way}. Change the mode, or "
+                "leave algorithm out."
+            )
 
     def _refuse_options_of_ranks(self) -> None:
         for option in options_of(Scope.FIT):
@@ -190,6 +201,17 @@ class FitConfig(_OptionsOfFit):
         return self.mode == "synchronous" and self.aggregation == "server"
 
     @property
+    def gossips(self) -> bool:
+        """True if workers go at their own pace and average their weights in pairs, without a server."""
+        return self.mode == "gossip"
+
+    @property
+    def gossip_algorithm(self) -> str:
+        """The algorithm of gossip, by its name in `elephant.gossip.weights`."""
+        given = str(self.asynchronous.algorithm)
+        return given if given in GOSSIP_ALGORITHMS else GOSSIP_ALGORITHMS[0]
+
+    @property
     def takes_steps_together(self) -> bool:
         """True if all workers take every step together, and so run at the same time."""
         return self.mode == "synchronous"
@@ -212,7 +234,9 @@ class FitConfig(_OptionsOfFit):
     @property
     def pushes_gradients(self) -> bool:
         """True if a parameter server's optimizer applies every step's gradient; otherwise workers push differences."""
-        return self.frequency == "batch" and self.asynchronous.algorithm_type.pushes_gradients
+        if self.gossips:
+            return False
+        return bool(self.frequency == "batch" and self.asynchronous.algorithm_type.pushes_gradients)
 
     def new_algorithm(self) -> Algorithm:
         """Returns the algorithm, which tells what the workers of an asynchronous fit push at the end of a window."""

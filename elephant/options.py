@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass
 from typing import Any
 
-from elephant.algorithms import ALGORITHMS, is_algorithm
+from elephant.algorithms import ALGORITHMS, GOSSIP_ALGORITHMS, is_algorithm
 from elephant.errors import ConfigurationError, ElephantError, UnknownOptionError, did_you_mean
 from elephant.kinds import (
     CALLBACKS,
@@ -39,7 +39,7 @@ from elephant.kinds import (
 )
 from elephant.timeouts import Timeouts
 
-MODES = ("synchronous", "asynchronous", "hogwild")
+MODES = ("synchronous", "asynchronous", "hogwild", "gossip")
 _SHORT_MODES = {"sync": "synchronous", "async": "asynchronous"}
 
 
@@ -159,8 +159,8 @@ _POSITIVE = number("a positive number", lambda value: 0 < value < math.inf)
 _SHARE = number("in [0, 1)", lambda value: 0 <= value < 1)
 _ALGORITHM = Kind(
     str,
-    f"one of {', '.join(ALGORITHMS)}, of which {_listed(_ELASTIC, 'and')} may have a moving rate in (0, 1) behind a "
-    f"colon, such as '{_ELASTIC[0]}:0.3'",
+    f"one of {', '.join([*ALGORITHMS, *GOSSIP_ALGORITHMS])}, of which {_listed(_ELASTIC, 'and')} may have a moving "
+    f"rate in (0, 1) behind a colon, such as '{_ELASTIC[0]}:0.3'",
     TEXT.convert,
     is_algorithm,
 )
@@ -227,8 +227,8 @@ OPTIONS = (
     Option("augmentation", FUNCTION, None, ROWS,
            help="a function from a batch and a random generator to a batch, for every training batch of every epoch"),
     Option("mode", _MODE, "synchronous", FIT,
-           help="how workers train together: 'synchronous' ('sync'), or with a parameter server 'asynchronous' "
-           "('async') or 'hogwild' (asynchronous without locks)"),
+           help="how workers train together: 'synchronous' ('sync'), with a parameter server 'asynchronous' "
+           "('async') or 'hogwild' (asynchronous without locks), or in pairs without a server: 'gossip'"),
     Option("aggregation", one_of("allreduce", "server"), "allreduce", FIT,
            help="synchronous mode: where gradients are averaged: 'allreduce' among the workers, or 'server' at "
            "parameter servers, where a lost worker is started again while the others wait"),
@@ -298,7 +298,7 @@ OPTIONS = (
     Option("algorithm", _ALGORITHM, "downpour", SERVERS,
            help=f"asynchronous modes: what workers push: {_listed([*ALGORITHMS], 'or')}; "
            f"{_listed(_ELASTIC, 'and')} may name their moving rate, as in '{_ELASTIC[0]}:0.3', which is else "
-           "0.9 / numWorkers"),
+           f"0.9 / numWorkers; gossip: {_listed(GOSSIP_ALGORITHMS, 'or')}, of which the first is the default there"),
     Option("max_staleness", integer(0), None, SERVERS,
            help="asynchronous modes: steps that a worker may be ahead of the slowest live one (>= 0); not set means "
            "no limit"),
@@ -464,6 +464,18 @@ _DISTRIBUTION_PAIRS = (
     ),
 )
 
+_GOSSIP_PAIRS = (
+    Pair(
+        "compression",
+        FIT,
+        lambda given: given.mode != "gossip" or given.compression is None,
+        lambda given: (
+            "no compression with mode='gossip', in which both workers of a pair change by the same numbers. Received: "
+            f"compression={given.compression!r}. Leave compression out, or change the mode."
+        ),
+    ),
+)
+
 
 def _excludes_stages(name: str, holds: Callable[[Any], bool], expected: str) -> Pair:
     """Returns the rule that a model in stages goes with some values alone of another option."""
@@ -510,6 +522,7 @@ PAIRS = (
     *_DISTRIBUTION_PAIRS,
     *_STAGE_PAIRS,
     *_ROUND_PAIRS,
+    *_GOSSIP_PAIRS,
     Pair(
         "validation_fraction",
         ROWS,

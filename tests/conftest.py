@@ -2,15 +2,20 @@
 
 import os
 
+import class_archive
 import pytest
 from hypothesis import HealthCheck, settings
 from network_namespaces import Network, NetworkUnavailableError
+from python_start import shorten_imports
 from rank_pool import WORLD, RankPool
 from warm_ranks import end_servers, forked_ranks
 
 # Java processes of tests live for seconds: what the second compiler does for them comes too late, and takes a quarter
 # of the processors. Java tells of it in a line of its own, on standard error.
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
+shorten_imports()
+if java_with_classes := class_archive.java_home():
+    os.environ["JAVA_HOME"] = str(java_with_classes)
 
 pytest_plugins = ["budget", "grouping"]
 

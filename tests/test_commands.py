@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from python_start import python_path
 
 from elephant.cluster import local
 
@@ -182,7 +183,7 @@ def test_commands_when_they_call_programs_of_ours_then_their_parsers_take_the_ar
         [sys.executable, "-c", _READER],
         input="\n".join(given),
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
+        env={**os.environ, "PYTHONPATH": python_path(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
         capture_output=True,
         text=True,
         timeout=150,
@@ -201,7 +202,7 @@ def shell_environment(tmp_path):
         **kept,
         "JAVA_HOME": str(java.path),
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": python_path(ROOT),
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "TMPDIR": str(tmp_path),
     }

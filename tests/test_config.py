@@ -28,7 +28,7 @@ from elephant.errors import ConfigurationError
         ({"gpu_transport": "nccl", "compression": "int8"}, "gpu_transport: expected no compression .*='int8'"),
         ({"gpu_transport": "nccl", "use_gpu": False}, "gpu_transport: expected use_gpu=True or 'auto' .*=False"),
         ({"resume": True}, "resume: expected checkpoint_path, .* Received: None"),
-        ({"mode": "both"}, "mode: expected one of synchronous, asynchronous, hogwild. Received: 'both'"),
+        ({"mode": "both"}, "mode: expected one of synchronous, asynchronous, hogwild, gossip. Received: 'both'"),
     ],
 )
 def test_config_when_a_value_is_out_of_range_then_says_so(options, message):
@@ -195,3 +195,28 @@ def test_rounds_when_options_go_with_them_then_are_taken():
     rounds = FitConfig.of({"aggregation": "server", "scale_learning_rate": True, "parameter_servers": 2, "port": 4000})
     assert rounds.trains_in_rounds and rounds.takes_steps_together and not rounds.is_synchronous
     assert rounds.pushes_gradients
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"compression": "int8"}, "compression: expected no compression with mode='gossip'"),
+        ({"sync_batch_norm": True}, "sync_batch_norm: expected mode='synchronous'. Received: mode='gossip'"),
+        ({"scale_learning_rate": True}, "scale_learning_rate: expected mode='synchronous'. Received: mode='gossip'"),
+        ({"parameter_servers": 2}, "parameter_servers: expected mode='asynchronous' or 'hogwild', which have a param"),
+        ({"max_staleness": 2}, "max_staleness: expected mode='asynchronous' or 'hogwild', which have a parameter"),
+        ({"aggregation": "server"}, "aggregation: expected mode='synchronous' with 'server'"),
+        ({"algorithm": "adag"}, "algorithm: expected 'adpsgd' or 'sgp'. Received: algorithm='adag' with mode='gossip'"),
+        ({"algorithm": "sgp", "mode": "hogwild"}, "algorithm: expected mode='gossip'. Received: algorithm='sgp' with"),
+    ],
+)
+def test_gossip_when_an_option_does_not_go_with_it_then_is_refused_by_name(options, text):
+    with pytest.raises(ConfigurationError) as caught:
+        FitConfig.of({"mode": "gossip", "num_workers": 2, **options})
+    assert text in str(caught.value)
+
+
+def test_gossip_when_no_algorithm_is_named_then_it_is_adpsgd_and_sgp_where_that_is():
+    assert FitConfig.of({"mode": "gossip"}).gossip_algorithm == "adpsgd"
+    assert FitConfig.of({"mode": "gossip", "algorithm": "sgp"}).gossip_algorithm == "sgp"
+    assert not FitConfig.of({"mode": "gossip"}).is_synchronous and not FitConfig.of({}).gossips

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from python_start import python_path
 
 import elephant
 
@@ -102,7 +103,7 @@ def test_examples_when_compared_then_differ_only_where_the_library_enters():
 def test_example_after_the_move_when_run_then_learns_and_loads_what_it_saved(tmp_path):
     environment = {
         **os.environ,
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": python_path(ROOT),
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
     }

@@ -10,7 +10,9 @@ Keras is imported when an entry needs it, not with this module.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+import functools
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -118,6 +120,32 @@ def forget_waiting_variables() -> None:
     from keras.src.backend.common import global_state
 
     global_state.set_global_attribute("uninitialized_variables", [])
+
+
+@contextlib.contextmanager
+def compiled_with_values() -> Iterator[None]:
+    """Has optimizers and metrics that are made in a scope without values get theirs: rates, counts and sums.
+
+    Seen in Keras 3.15.1 as "stateless_scope" in `keras.src.backend.common.global_state`; no public name leaves a scope
+    for a while, in which an optimizer raises ValueError.
+    """
+    import keras
+    from keras.src.backend.common import global_state
+
+    def making(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def outside(*args: Any, **options: Any) -> Any:
+            scope = global_state.get_global_attribute("stateless_scope")
+            global_state.set_global_attribute("stateless_scope", None)
+            try:
+                return function(*args, **options)
+            finally:
+                global_state.set_global_attribute("stateless_scope", scope)
+
+        return outside
+
+    with _replaced((keras.optimizers.Optimizer, "__init__", making), (keras.metrics.Metric, "add_variable", making)):
+        yield
 
 
 def give_layout(variable: keras.Variable, layout: Any) -> None:
@@ -645,6 +673,53 @@ def replaced_configs(replacements: Mapping[type, Callable[[Any], Any]]) -> Itera
     """
     with _replaced(*((base, "get_config", replacement) for base, replacement in replacements.items())):
         yield
+
+
+def model_of_config(config: Any, custom_objects: Mapping[str, Any], safe_mode: bool) -> Any:
+    """Returns the model of a saved config, in which a layer that is named in several places is one layer.
+
+    Seen in Keras 3.15.1 as `ObjectSharingScope` of `keras.src.saving.object_registration` or `serialization_lib`; the
+    public `deserialize_keras_object` takes layers that are shared for several, and `load_model` reads the weights too.
+    """
+    import keras
+    from keras.src.saving import serialization_lib
+
+    with serialization_lib.ObjectSharingScope():
+        return keras.saving.deserialize_keras_object(config, custom_objects=dict(custom_objects), safe_mode=safe_mode)
+
+
+def load_some_layers(model: keras.Model, file: str | os.PathLike[str], skipped: Collection[Any]) -> None:
+    """Gives a model's layers the weights in a file of Keras', all but some, which are not read.
+
+    Seen in Keras 3.15.1 as `objects_to_skip` of `Model.load_weights`, which it takes and does not document.
+
+    Args:
+        file: ``*.weights.h5``.
+        skipped: Layers and others, with all that is inside of them.
+    """
+    model.load_weights(file, objects_to_skip=list(skipped))
+
+
+def load_assets(model: keras.Model, folder: str | os.PathLike[str]) -> None:
+    """Gives a model's layers what an archive has of them besides weights, such as vocabularies.
+
+    Seen in Keras 3.15.1 as `keras.src.saving.saving_lib._load_state` and `DiskIOStore`; publicly weights come with it.
+
+    Args:
+        folder: The archive's folder of that name.
+    """
+    from keras.src.saving import saving_lib
+
+    store = saving_lib.DiskIOStore(os.fspath(folder), mode="r")
+    saving_lib._load_state(
+        model,
+        weights_store=None,
+        assets_store=store,
+        inner_path="",
+        visited_saveables=set(),
+        failed_saveables=None,
+        error_msgs=None,
+    )
 
 
 def saveable() -> type:

@@ -222,6 +222,10 @@ class Shard:
             take_rows(self._columns[field.role], rows, self.items_per_row(field)) for field in self.schema.batch_fields
         )
 
+    def column(self, field: Field, rows: np.ndarray) -> Values:
+        """Returns copies of the rows of one column at the given positions."""
+        return take_rows(self._columns[field.role], rows, self.items_per_row(field))
+
     def columns(self, start: int, stop: int) -> dict[str, Values]:
         """Returns copies of the rows from ``start`` up to, but without, ``stop``, in the form of `write_values`."""
         rows = np.arange(start, stop)

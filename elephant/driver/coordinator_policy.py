@@ -12,7 +12,6 @@ from typing import ClassVar, Protocol
 
 from elephant.checkpoint.state import FitState
 from elephant.cluster.spark_job import SparkWords, cancellation, cause_of, lost_with
-from elephant.driver.server_processes import ServerGroup
 from elephant.errors import (
     COORDINATOR_LOST,
     SUPERSEDED,
@@ -43,6 +42,7 @@ from elephant.monitor.events import (
     TaskSilent,
 )
 from elephant.monitor.record import FitRecord
+from elephant.net.addresses import Address
 
 _SERVER_FAILED = kind_of(ServerFailedError(""))
 _MORE_MEMORY = "\nRaise spark.executor.memoryOverhead, or lower what a worker holds, such as batchSize."
@@ -217,6 +217,17 @@ class ReplayPolicy(SynchronousPolicy):
         )
 
 
+class WatchedServers(Protocol):
+    """Servers that a coordinator looks after; see `elephant.driver.server_processes.ServerGroup`."""
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        """Addresses for workers."""
+
+    def check(self) -> list[str]:
+        """Returns lines for the user about changes; raises TrainingError where one is lost for good."""
+
+
 class AsynchronousPolicy(CoordinatorPolicy):
     """Workers that go at their own pace against parameter servers.
 
@@ -242,7 +253,7 @@ class AsynchronousPolicy(CoordinatorPolicy):
         self,
         progress: ProgressDisplay,
         *,
-        servers: ServerGroup,
+        servers: WatchedServers,
         epochs: Epochs,
         num_ranks: int,
         end_attempt: Callable[[int], bool] | None,

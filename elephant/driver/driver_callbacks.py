@@ -34,6 +34,7 @@ from elephant.storage.folder import Folder, folder_at
 from elephant.training.warmup import LearningRateWarmup
 
 if TYPE_CHECKING:
+    from elephant.driver.gossip.directory import GossipDirectory
     from elephant.parameter_server.control_client import ControlClient
 
 logger = logging.getLogger(__name__)
@@ -283,6 +284,8 @@ class DriverEpochs:
 
     Args:
         job: What the workers do; its callbacks are the user's own objects.
+        servers: They have the weights, and tell workers of rates and of the end; without servers, who knows the
+            workers does.
         checkpoint_writer: Writes checkpoints; None makes none.
 
     Attributes:
@@ -294,7 +297,7 @@ class DriverEpochs:
         self,
         job: TrainingJob,
         model: ServerModel,
-        servers: ControlClient,
+        servers: ControlClient | GossipDirectory,
         checkpoint_writer: CheckpointSink | None = None,
     ) -> None:
         self._job = job

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import re
+import shutil
 import tempfile
 import warnings
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import h5py
 import keras
+import numpy as np
 
 from elephant.backends import current
-from elephant.backends.keras_private import compile_settings
+from elephant.backends.keras_private import compile_settings, compiled_with_values, load_assets, model_of_config
 from elephant.errors import ConfigurationError
 from elephant.modeling.archive_inspection import BACKENDS_OPTIMIZERS, UNREADABLE, require_known_code
 from elephant.modeling.keras_saving import accepted_configs, found_lambdas
+from elephant.modeling.stages import without_values
 from elephant.storage.filesystem import scratch_folder
 
-_CONFIG, _WEIGHTS = "config.json", "model.weights.h5"
+_CONFIG, _WEIGHTS, _ASSETS = "config.json", "model.weights.h5", "assets"
+_COPIED_BYTES = 2**22
 
 
 def save_archive(model: keras.Model) -> bytes:
@@ -57,26 +62,83 @@ def _restore_optimizer(model: keras.Model) -> None:
 
 def load_archive(archive: bytes, custom_objects: Mapping[str, Any], safe_mode: bool) -> keras.Model:
     """Returns the model of a ``.keras`` archive; in safe mode, after a look at the code that it names."""
-    if safe_mode:
-        require_known_code(archive, ".keras", custom_objects)
     with tempfile.TemporaryDirectory(prefix="elephant-model-", dir=scratch_folder()) as folder:
         path = Path(folder) / "model.keras"
-        path.write_bytes(archive)
-        try:
-            with warnings.catch_warnings(), found_lambdas(custom_objects):
-                # An optimizer that was never used has: its step count, its rate unless a schedule has it, those of
-                # optimizers inside of it, and what loss scaling counts.
-                warnings.filterwarnings("ignore", r"Skipping variable loading for optimizer.* has [1-8] variables")
-                # The first call of a layer without a build builds it: the weights are compared, or come beside.
-                warnings.filterwarnings("ignore", r"`build\(\)` was called on layer")
-                # `model_source` has an answer to that.
-                warnings.filterwarnings("ignore", r"`compile\(\)` was not called as part of model loading")
-                return keras.saving.load_model(path, custom_objects=dict(custom_objects), safe_mode=safe_mode)
-        except UNREADABLE as error:
-            raise ConfigurationError(
-                f"model: Keras cannot rebuild it from its archive: {_cause(error)} "
-                "Or pass a function that builds the model."
-            ) from error
+        with _loading(archive, custom_objects, safe_mode):
+            path.write_bytes(archive)
+            return keras.saving.load_model(path, custom_objects=dict(custom_objects), safe_mode=safe_mode)
+
+
+def load_structure(
+    archive: bytes, custom_objects: Mapping[str, Any], safe_mode: bool, *, saved_on: str | None = None
+) -> keras.Model:
+    """Returns the model of a ``.keras`` archive, compiled, whose variables have shapes and no values.
+
+    The archive's weights are not read, and the optimizer is not built: both take no memory.
+
+    Args:
+        saved_on: The backend that has saved it; see `settings_for_this_backend`.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="elephant-assets-", dir=scratch_folder()) as folder,
+        _loading(archive, custom_objects, safe_mode),
+        zipfile.ZipFile(io.BytesIO(archive)) as given,
+    ):
+        config = json.loads(given.read(_CONFIG))
+        settings = config.pop("compile_config", None)
+        with without_values():
+            model: keras.Model = model_of_config(config, custom_objects, safe_mode)
+        assets = [name for name in given.namelist() if name.startswith(f"{_ASSETS}/")]
+        if assets:
+            given.extractall(folder, assets)
+            load_assets(model, Path(folder) / _ASSETS)
+        if settings:
+            _compile(model, settings_for_this_backend(settings, saved_on=saved_on), custom_objects, safe_mode)
+        return model
+
+
+def _compile(
+    model: keras.Model, settings: Mapping[str, Any], custom_objects: Mapping[str, Any], safe_mode: bool
+) -> None:
+    """Compiles a model by saved settings, as Keras does it, and leaves the optimizer without variables of weights."""
+    if type(model).compile_from_config is not keras.Model.compile_from_config:
+        with keras.saving.custom_object_scope(dict(custom_objects)):
+            model.compile_from_config(settings)
+        return
+    given = keras.saving.deserialize_keras_object(
+        dict(settings), custom_objects=dict(custom_objects), safe_mode=safe_mode
+    )
+    model.compile(**given)
+
+
+@contextlib.contextmanager
+def _loading(archive: bytes, custom_objects: Mapping[str, Any], safe_mode: bool) -> Iterator[None]:
+    """Says what is wrong with an archive that Keras loads in a ``with`` block, and nothing of what is not."""
+    if safe_mode:
+        require_known_code(archive, ".keras", custom_objects)
+    try:
+        with warnings.catch_warnings(), found_lambdas(custom_objects):
+            # An optimizer that was never used has: its step count, its rate unless a schedule has it, those of
+            # optimizers inside of it, and what loss scaling counts.
+            warnings.filterwarnings("ignore", r"Skipping variable loading for optimizer.* has [1-8] variables")
+            # The first call of a layer without a build builds it: the weights are compared, or come beside.
+            warnings.filterwarnings("ignore", r"`build\(\)` was called on layer")
+            # `model_source` has an answer to that.
+            warnings.filterwarnings("ignore", r"`compile\(\)` was not called as part of model loading")
+            yield
+    except UNREADABLE as error:
+        raise ConfigurationError(
+            f"model: Keras cannot rebuild it from its archive: {_cause(error)} "
+            "Or pass a function that builds the model."
+        ) from error
+
+
+def extract_weights(archive: bytes, folder: Path) -> Path:
+    """Writes the weights of a ``.keras`` archive, and of its optimizer, to a file of HDF5 in a folder."""
+    path = folder / _WEIGHTS
+    with zipfile.ZipFile(io.BytesIO(archive)) as given, given.open(_WEIGHTS) as member, path.open("wb") as file:
+        shutil.copyfileobj(member, file, _COPIED_BYTES)
+    return path
 
 
 def _cause(error: Exception) -> str:
@@ -89,6 +151,53 @@ def _cause(error: Exception) -> str:
         f"{missing[0] if missing else error} Pass its custom classes and functions as customObjects={{'Name': Name}}, "
         "or register them with @keras.saving.register_keras_serializable()."
     )
+
+
+def without_weights(archive: bytes) -> bytes:
+    """Returns a ``.keras`` archive of which `load_structure` makes a model, and nothing else: its weights are left out.
+
+    Args:
+        archive: The bytes of a ``.keras`` file.
+    """
+    return _rewritten(archive, {_WEIGHTS: lambda _: b""})
+
+
+def with_other_weights(archive: bytes, model: keras.Model, weights: list[np.ndarray]) -> bytes:
+    """Returns a ``.keras`` archive with other weights, and an optimizer that has not been used.
+
+    One copy of the weights is in memory at a time, the given one and then the archive's.
+
+    Args:
+        archive: The bytes of a ``.keras`` file.
+        model: What `load_structure` makes of it.
+        weights: The values of its weights, in their order. The list is emptied.
+    """
+    with tempfile.TemporaryDirectory(prefix="elephant-model-", dir=scratch_folder()) as folder:
+        file, made = Path(folder) / _WEIGHTS, Path(folder) / "model.keras"
+        # Keras makes an optimizer to see what all of them have.
+        with _ValueScope(model, weights), compiled_with_values():
+            model.save_weights(file)
+        weights.clear()
+        with zipfile.ZipFile(io.BytesIO(archive)) as given, zipfile.ZipFile(made, "w") as kept:
+            for name in given.namelist():
+                if name != _WEIGHTS:
+                    kept.writestr(name, given.read(name))
+            kept.write(file, _WEIGHTS)
+        file.unlink()
+        return made.read_bytes()
+
+
+class _ValueScope(keras.StatelessScope):
+    """Scope in which a model's weights have given values, each a tensor for as long as something looks at it."""
+
+    def __init__(self, model: keras.Model, values: Sequence[np.ndarray]) -> None:
+        super().__init__(initialize_variables=False)
+        self._given = {id(variable): value for variable, value in zip(model.weights, values, strict=True)}
+
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        """Returns the value of a variable; None of one that has its own."""
+        value = self._given.get(id(variable))
+        return None if value is None else keras.ops.convert_to_tensor(value, dtype=variable.dtype)
 
 
 def without_optimizer(archive: bytes) -> bytes:

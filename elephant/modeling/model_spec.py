@@ -14,16 +14,27 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 
 from elephant.backends import current
+from elephant.backends.keras_private import compiled_with_values
 from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError
 from elephant.modeling.fixed_batch import take_fewer_rows
-from elephant.modeling.keras_archive import for_this_backend, load_archive, save_archive, without_optimizer
+from elephant.modeling.keras_archive import (
+    extract_weights,
+    for_this_backend,
+    load_archive,
+    load_structure,
+    save_archive,
+    with_other_weights,
+    without_optimizer,
+    without_weights,
+)
 from elephant.modeling.keras_saving import (
     accepted_configs,
     custom_objects_of,
@@ -42,6 +53,7 @@ from elephant.modeling.model_equality import (
     require_same_switches,
 )
 from elephant.modeling.model_info import ModelInfo, adds_loss, check_compiled
+from elephant.modeling.stages import without_values
 from elephant.modeling.variables import (
     build_variables,
     on_cpu,
@@ -120,10 +132,12 @@ class ModelSpec:
         settings: Keras' settings where it was made; a process of its own applies them before it builds.
         archive: The bytes of a ``.keras`` file, or None when there is a builder.
         builder: A function without arguments that returns a compiled model, or None.
-        variables: What replaces the built model's variables, in `read_variables`' order; None keeps them.
+        variables: What replaces the built model's variables, in `read_variables`' order, or its weights alone; None
+            keeps them.
         rows: What one row of its input is, for a builder whose model is not built by it.
         custom_objects: Classes and functions that the archive names, by the name it uses.
         safe_mode: Whether Keras refuses code in the archive: that of a file which nobody has trusted.
+        weights_file: Where the archive's weights are, if they are not in it: then its structure alone is built.
         source_id: Tells sources apart; kept when the value is copied to another process.
     """
 
@@ -135,6 +149,7 @@ class ModelSpec:
     rows: RowSpec | None = None
     custom_objects: Mapping[str, Any] = field(default_factory=dict)
     safe_mode: bool = False
+    weights_file: Path | None = None
     source_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def build(self) -> keras.Model:
@@ -149,6 +164,48 @@ class ModelSpec:
                 build_variables(model, self.rows)
                 write_variables(model, self.variables)
         return model
+
+    def build_structure(self) -> keras.Model:
+        """Returns the compiled model with variables that have shapes and no values, and an optimizer without any.
+
+        It takes no memory for weights. `elephant.training.stage_values` gives a stage the values that `build` would.
+        """
+        with self.settings.applied():
+            if self.archive is None:
+                with without_values(), compiled_with_values():
+                    return _call_builder(self.builder)
+            return load_structure(self.archive, self.custom_objects, self.safe_mode, saved_on=self.settings.backend)
+
+    def with_weights_on_disk(self, folder: Path) -> ModelSpec:
+        """Returns the source of the same model that has its weights in a file, and not in memory.
+
+        It is one for `build_structure`, and stages get their values of it.
+
+        Args:
+            folder: Takes the file, and stays as long as stages are made.
+        """
+        if self.archive is None:
+            return self
+        return replace(self, archive=without_weights(self.archive), weights_file=extract_weights(self.archive, folder))
+
+    @on_cpu()
+    def with_weights(self, values: list[np.ndarray], rows: RowSpec) -> ModelSpec:
+        """Returns the source of the same model with other weights, and an optimizer that has not been used.
+
+        The whole model is not built, so that there is one copy of the weights in memory besides this source's own.
+
+        Args:
+            values: Those of its weights, in their order; what follows them is left out. The list is emptied.
+        """
+        model = self.build_structure()
+        del values[len(model.weights) :]
+        trained = replace(self, rows=rows, source_id=uuid.uuid4().hex)
+        if self.archive is None or self.variables is not None:
+            # Keras does not keep all weights of such a model in its archive.
+            trained = replace(trained, variables=tuple(values))
+            values.clear()
+            return trained
+        return replace(trained, archive=with_other_weights(self.archive, model, values))
 
     @on_cpu()
     def with_variables(self, variables: list[np.ndarray], rows: RowSpec) -> ModelSpec:

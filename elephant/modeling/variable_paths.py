@@ -29,7 +29,7 @@ from elephant.backends.keras_private import optimized_variables, own_generators,
 from elephant.errors import ConfigurationError
 from elephant.modeling.variables import optimizers_of, read_values, state_variables
 
-MODEL, SCALE = "model/", "scale/"
+MODEL, OPTIMIZER, SCALE = "model/", "optimizer/", "scale/"
 _OF_MODEL = re.compile(r"(model|optimizer(_\d+)?|scale)/")
 _NAMED_IN_ERRORS = 5
 
@@ -94,7 +94,7 @@ def variable_paths(model: keras.Model) -> dict[str, keras.Variable]:
 
 
 def optimizer_paths(
-    optimizer: keras.optimizers.Optimizer, paths: Mapping[str, keras.Variable], prefix: str = "optimizer/"
+    optimizer: keras.optimizers.Optimizer, paths: Mapping[str, keras.Variable], prefix: str = OPTIMIZER
 ) -> dict[str, keras.Variable]:
     """Returns the variables of an optimizer by path.
 
@@ -144,7 +144,7 @@ def state_paths(model: keras.Model) -> dict[str, keras.Variable]:
 
 def optimizer_prefix(number: int) -> str:
     """Returns the beginning of the paths of one of a model's optimizers, by its place among them."""
-    return f"optimizer_{number}/" if number else "optimizer/"
+    return f"optimizer_{number}/" if number else OPTIMIZER
 
 
 def generator_paths(model: keras.Model) -> dict[str, keras.Variable]:

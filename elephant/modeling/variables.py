@@ -69,7 +69,8 @@ def lower_precision(model: keras.Model, policy: str) -> None:
             layer.dtype_policy = policy
     if policy == FLOAT16 and not isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
         scaling = keras.optimizers.LossScaleOptimizer(model.optimizer)
-        scaling.build(model.trainable_variables)
+        if model.optimizer.built:
+            scaling.build(model.trainable_variables)
         setattr(scaling, _ADDED, True)
         model.optimizer = scaling
 
@@ -167,13 +168,13 @@ def write_variables(model: keras.Model, values: Sequence[np.ndarray], *, remedy:
     """Gives a built model the values that `read_variables` read from its equal.
 
     Args:
-        values: As `read_variables` returned them.
+        values: As `read_variables` returned them, or those of the weights alone.
         remedy: What to do where it is no equal.
 
     Raises:
         ConfigurationError: The model has other variables than the one that was read.
     """
-    variables = state_variables(model)
+    variables = model.weights if len(values) == len(model.weights) else state_variables(model)
     received = [tuple(value.shape) for value in values]
     expected = [tuple(variable.shape) for variable in variables]
     if received != expected:

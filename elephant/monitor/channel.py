@@ -44,6 +44,8 @@ from elephant.monitor.events import (
     EpochPart,
     Event,
     Finished,
+    PeerReady,
+    Peers,
     Printed,
     RankFailure,
     RankGone,
@@ -110,6 +112,8 @@ class Channel:
         self._streams_changed = threading.Condition()
         self._waiting_streams: Stream | None = None
         self._answered_streams: Stream | None = None
+        # Of workers in gossip mode: their latest attempts'.
+        self._worker_streams: dict[int, Stream] = {}
         self._listener = Listener.bind(bind_host, 0) if isinstance(bind_host, str) else bind_host
         self.port = int(self._listener.address[1])
         self._server = Server(
@@ -161,6 +165,11 @@ class Channel:
     def _receive(self, stream: Stream) -> None:
         rank: int | None = None
         task: TaskStarted | None = None
+
+        def is_overtaken() -> bool:
+            # By a later attempt, which is not to be taken for lost.
+            return rank is not None and self._worker_streams.get(rank, stream) is not stream
+
         finished = failed = is_output = waits = False
         while True:
             try:
@@ -172,7 +181,7 @@ class Channel:
                     continue
                 if task is not None:
                     self._events.put(TaskSilent(**vars(task), silent_s=self._timeouts.heartbeat_s))
-                elif rank is not None:
+                elif rank is not None and not is_overtaken():
                     self._events.put(RankSilent(rank=rank, silent_s=self._timeouts.heartbeat_s))
                 return
             except ProtocolError as error:
@@ -185,7 +194,7 @@ class Channel:
                 # The rank has ended or died. Its Spark task knows which, and says so unless it died as well. Of a task
                 # Spark knows it; those that wait for it hear of it sooner.
                 speaks = task is None or (waits and not self._meeting.is_over)
-                if rank is not None and not finished and speaks:
+                if rank is not None and not finished and speaks and not is_overtaken():
                     self._events.put(RankGone(rank=rank))
                 return
             if isinstance(event, Printed):
@@ -199,6 +208,8 @@ class Channel:
                 continue
             if isinstance(event, CallbacksDue):
                 self._waiting_streams = stream
+            if isinstance(event, PeerReady):
+                self._worker_streams[rank] = stream
             if isinstance(event, Arrived):
                 waits = self._look_after(stream)
                 self._meeting.add(event, stream)
@@ -238,6 +249,13 @@ class Channel:
         finally:
             self._answered_streams = None
 
+    def tell(self, peers: Peers) -> None:
+        """Tells a worker in gossip mode who its peers are; one that is lost is heard of by its stream."""
+        stream = self._worker_streams.get(peers.rank)
+        if stream is not None:
+            with contextlib.suppress(NetworkError):
+                stream.send(to_message(peers), Deadline(_SEND_S, "telling a worker its peers"))
+
     def dismiss(self, timeout_s: float = 5.0) -> None:
         """Tells all ranks that the fit is over, and waits until their processes have let go.
 
@@ -269,7 +287,12 @@ class ChannelClient:
     """A rank's end, as the `elephant.rank.job.Reporter` of its training.
 
     Leaving its ``with`` block without an error waits until the driver has heard everything.
+
+    Attributes:
+        on_peers: Called with what the driver tells a worker in gossip mode, in the thread that listens.
     """
+
+    on_peers: Callable[[Peers], None] | None = None
 
     def __init__(
         self,
@@ -374,6 +397,10 @@ class ChannelClient:
                 elif message.kind == MET:
                     require(message.fields, {"texts": list[str]}, MET)
                     self._received.put(list(message.fields["texts"]))
+                elif message.kind == Peers.__name__:
+                    peers = from_message(message, recorded=True)
+                    if self.on_peers is not None and isinstance(peers, Peers):
+                        self.on_peers(peers)
                 else:
                     self._answers = message.kind == _HEARD
                     return

@@ -220,6 +220,54 @@ class StopRequested(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PeerReady(Event):
+    """A worker of a fit in gossip mode listens for its peers, and waits to be told who these are."""
+
+    logged: ClassVar[Logged] = Logged.NONE
+    attempt: int  # Spark's number of the attempt at its task
+    host: str
+    port: int
+    labels: Mapping[str, float]  # how many of its rows have each class; empty where labels are no classes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peers(Event):
+    """The driver tells a worker in gossip mode who its peers are, and what it has to know of the fit."""
+
+    from_rank: ClassVar[bool] = False
+    attempt: int  # the latest attempt at the worker's partition
+    peers: list[list[Any]]  # partition, attempt, host and port of each other worker that runs now
+    stop: bool
+    rate: float | None  # learning rate that callbacks have set; None leaves it as it is
+    ahead: bool  # whether others have trained, from whose weights one that comes now is to begin
+    done: bool  # whether the partition is trained to its end
+    steps: list[int]  # by partition, the last step whose effect is in the arrays
+    # weights and moving statistics to begin from where no peer tells its own: float32 and float64; or nothing
+    arrays: Sequence[np.ndarray] = field(default=(), compare=False)  # type: ignore[misc]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerModel(Event):
+    """Weights of a worker in gossip mode, at the end of an epoch or of its training."""
+
+    logged: ClassVar[Logged] = Logged.NONE
+    epochs: int  # that it has ended
+    final: bool  # whether it has trained to its end
+    share: float  # push-sum weight
+    steps: list[int]  # by partition, the last step whose effect is in the weights
+    exchanges: int  # that it has asked for and that came about
+    missed: int  # that it has asked for and that did not come about
+    refused: int  # moves of its own with NaN or infinities, which were left out
+    bytes_sent: int  # to peers
+    # the weights times the share, float32, and the moving statistics, float64
+    arrays: Sequence[np.ndarray] = field(default=(), compare=False)  # type: ignore[misc]
+
+    @property
+    def num_arrays(self) -> int | None:
+        return 2
+
+
+@dataclass(frozen=True, kw_only=True)
 class Serving(Event):
     """A parameter server listens; rank is its number among the servers of the fit."""
 

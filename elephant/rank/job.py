@@ -238,20 +238,27 @@ def set_up_process(*, overlaps: bool = False) -> None:
     current().prepare_process(overlaps=overlaps)
 
 
-def prepared_model(job: TrainingJob, rows: RowSpec, *, num_ranks: int, policy: str | None = None) -> keras.Model:
+def prepared_model(
+    job: TrainingJob, rows: RowSpec, *, num_ranks: int, policy: str | None = None, has_values: bool = True
+) -> keras.Model:
     """Builds a job's model, and gives its optimizers the learning rate that the fit asks for.
 
     Keras' settings and its random seed are those of the whole process afterwards.
 
     Args:
         policy: What the model is to compute in, of those of `elephant.modeling.variables`; None leaves it as it is.
+        has_values: Whether the weights are to have values, and the optimizer its state; see
+            `elephant.modeling.model_spec.ModelSpec.build_structure`.
     """
     config = job.config
     job.model.settings.apply()
     # What layers and model functions draw without a seed of their own, they draw from this one.
     keras.utils.set_random_seed(config.seed % 2**32)
-    model = job.model.build()
-    build_variables(model, rows)
+    if has_values:
+        model = job.model.build()
+        build_variables(model, rows)
+    else:
+        model = job.model.build_structure()
     _unwrap_input(model, job.model_schema)
     if config.learning_rate is not None:
         model.optimizer.learning_rate = config.learning_rate

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from elephant.backends import current
 from elephant.collective import api
 from elephant.collective.bootstrap import form_collective
@@ -30,6 +32,7 @@ from elephant.errors import ConfigurationError, NetworkError, PeerLostError
 from elephant.monitor.channel import ChannelClient
 from elephant.monitor.events import FilesLeft, Started
 from elephant.monitor.trace import PROCESS
+from elephant.net.addresses import address_towards
 from elephant.net.stream import Listener
 from elephant.rank.executor import executor_id, quick_imports, unseen_note
 from elephant.rank.process_pipe import USER_FOLDER, inherited, is_forked
@@ -45,6 +48,8 @@ if TYPE_CHECKING:
 
 
 _DISMISSED_S = 5.0
+# So many rows tell whether a partition has other classes than the others.
+_MOST_LABELS = 20_000
 _OF_FITS = "The model, its custom objects or a callback"
 
 
@@ -217,6 +222,40 @@ class AsynchronousProgram(Program):
         return b""
 
 
+class GossipProgram(AsynchronousProgram):
+    """Trains a model on this partition's rows at its own pace; what it learns goes to other workers, in pairs."""
+
+    def start(
+        self, job: tuple[TrainingJob, TracedStep | None], block: bytes, on_dismissed: Callable[[], None]
+    ) -> bytes:
+        """Connects to the driver, listens for other workers, and trains."""
+        from elephant.rank.asynchronous.gossip_exchange import GossipMember, label_counts
+        from elephant.rank.asynchronous.worker_fit import train_worker
+        from elephant.rank.job import epoch_plan
+
+        fit, traced_step = job
+        rank_info = RankInfo.from_bytes(block)
+        PROCESS.of_task = rank_info.phases
+        shard = _opened_shard(rank_info, fit)
+        plan = epoch_plan(fit, rank_info.num_rows, rank_info.num_marked)
+        labels = {} if fit.preprocessing.preprocess else label_counts(_some_labels(shard, fit))
+        with _reporter(rank_info, on_dismissed) as channel:
+            channel.send(_started(rank_info, plan))
+            # Where it reaches the driver from, other workers reach it.
+            listener = Listener.bind(address_towards(rank_info.driver))
+            with GossipMember(rank_info, fit.config, listener, channel, labels) as gossip_member:
+                train_worker(fit, shard, rank_info, gossip_member, channel, traced_step)
+        return b""
+
+
+def _some_labels(shard: Shard, job: TrainingJob) -> np.ndarray:
+    """Returns the labels of some of a shard's rows; none where there are several columns of them."""
+    if len(job.schema.labels) != 1 or not job.schema.labels[0].is_fixed or not shard.num_rows:
+        return np.empty(0)
+    rows = np.unique(np.linspace(0, shard.num_rows - 1, min(shard.num_rows, _MOST_LABELS)).astype(np.int64))
+    return np.asarray(shard.column(job.schema.labels[0], rows))
+
+
 @dataclass(frozen=True, kw_only=True)
 class FunctionCall:
     """A function of the user's and its arguments: the job of a `FunctionProgram`.
@@ -279,6 +318,7 @@ class ChunksProgram(Program):
 PROGRAMS: dict[str, Program] = {
     "fit": SynchronousFitProgram(),
     "asynchronous": AsynchronousProgram(),
+    "gossip": GossipProgram(),
     "function": FunctionProgram(),
     "chunks": ChunksProgram(),
 }

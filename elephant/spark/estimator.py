@@ -110,7 +110,8 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         validationIndicatorCol: A column of booleans, or of 0 and 1; true keeps a row for validation.
         validationFraction: Share of the rows kept for validation, drawn by ``seed``, in [0, 1).
         mode: ``"synchronous"`` (``"sync"``), ``"asynchronous"`` (``"async"``), or ``"hogwild"``: asynchronous without
-            locks at the server, which has gained no speed in measurements and loses up to a few updates per thousand.
+            locks at the server, which has gained no speed in measurements and loses up to a few updates per thousand;
+            or ``"gossip"``: workers at their own pace that average their weights in pairs, without a server.
         aggregation: Where synchronous workers' gradients are averaged: ``"allreduce"`` among the workers, or
             ``"server"`` at parameter servers. There workers are ordinary Spark tasks: one that is lost is started again
             while the others wait, and dynamic allocation works. See docs/parallelism.md.
@@ -180,7 +181,8 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         algorithm: In asynchronous modes, what workers push and how it is applied: ``"downpour"``,
             ``"adag"``, ``"dynsgd"``, ``"aeasgd"``, ``"eamsgd"`` or ``"sum"``. ``"aeasgd:0.3"`` also says how far, of
             the way between them, a worker's weights and the server's move towards each other; without a number that is
-            ``0.9 / numWorkers``. The same holds for ``"eamsgd"``.
+            ``0.9 / numWorkers``. The same holds for ``"eamsgd"``. In gossip mode, ``"adpsgd"``, the default there, or
+            ``"sgp"``.
         maxStaleness: Steps that an asynchronous worker may be ahead of the slowest one that is connected and has
             not finished; None does not limit it.
         backgroundExchange: Has asynchronous workers compute a step while the last one's exchange goes

@@ -35,6 +35,7 @@ from elephant.driver.asynchronous_fit import train_workers
 from elephant.driver.coordinator import Coordinator, FitResult
 from elephant.driver.coordinator_location import barrier_attempts, coordinates_on_executors
 from elephant.driver.driver_turns import SynchronousEpochs
+from elephant.driver.gossip.fit import train_in_gossip
 from elephant.driver.run_ranks import RETRIES, run_ranks, the_coordinator
 from elephant.driver.server_model import ServerModel
 from elephant.driver.server_processes import require_ports
@@ -43,6 +44,7 @@ from elephant.errors import (
     ConfigurationError,
     DataError,
     TrainingError,
+    UnsupportedError,
     first_line,
     warn_user,
 )
@@ -322,6 +324,11 @@ def train(rows: RowSource, job: TrainingJob, progress: Progress) -> FitResult:
         TrainingError: The fit failed.
     """
     mode = train_synchronously if job.config.is_synchronous else train_asynchronously
+    if job.config.gossips and coordinates_on_executors(rows.session):
+        raise UnsupportedError(
+            "mode='gossip': expected executors that reach the driver, which tells workers who their peers are. "
+            "Received: a session in which rank 0 coordinates the fit. Use mode='synchronous' or 'asynchronous'."
+        )
     job = replace(job, folder_of=functools.partial(checkpoint_folder, rows.session))
     recovery = Recovery(rows.session, job.config, progress)
     while True:
@@ -399,7 +406,7 @@ def _ended(epochs: SynchronousEpochs, coordinator: Coordinator) -> FitResult:
 def train_asynchronously(
     rows: RowSource, job: TrainingJob, progress: Progress, checkpoint_writer: CheckpointWriter | None = None
 ) -> FitResult:
-    """Trains on workers that go at their own pace against parameter servers.
+    """Trains on workers that go at their own pace, against parameter servers or in pairs.
 
     Args:
         progress: Shown what happens.
@@ -417,10 +424,10 @@ def train_asynchronously(
     # Workers get the weights from the servers, and need to know of a state only that there is one.
     state = None if job.state is None else job.state.without_arrays()
     pickled_job = pickled(replace(job, callbacks=copies, driver_callbacks=(), state=state), _CODE)
-    warning = config.new_algorithm().advice(config.frequency)
+    warning = None if config.gossips else config.new_algorithm().advice(config.frequency)
     if warning is not None:
         warn_user(warning)
-    if options.server_placement != "executors" and not on_executors:
+    if options.server_placement != "executors" and not on_executors and not config.gossips:
         # Known at once, and so said before anything else is begun.
         require_ports(driver_addresses(rows.session)[1], options.port, options.parameter_servers)
     if on_executors:
@@ -429,13 +436,16 @@ def train_asynchronously(
     with preflight_checked(rows.session, requirements, progress.note) as plan:
         spec = _row_spec(rows, job.schema) if job.preprocessing.target_schema is None else _row_spec_of_model(rows, job)
         model = ServerModel(job, spec)
-        task_spec = _task_spec("asynchronous", rows, job, pickled_job, plan, progress)
-        result = train_workers(rows, task_spec, job, model, progress, checkpoint_writer)
-    refused, applied = result.statistics["refused"], result.statistics["updates"]
+        program, train_all = ("gossip", train_in_gossip) if config.gossips else ("asynchronous", train_workers)
+        task_spec = _task_spec(program, rows, job, pickled_job, plan, progress)
+        result = train_all(rows, task_spec, job, model, progress, checkpoint_writer)
+    counts = result.statistics
+    refused, applied = counts["refused"], counts["exchanges" if config.gossips else "updates"]
     if refused:
         warn_user(
             f"expected updates of finite numbers. Received: {refused:,} with NaN or infinities, which were left out; "
-            f"{applied:,} were applied. Lower the learning rate, clip gradients, or look for rows with NaN."
+            f"{applied:,} were {'exchanged' if config.gossips else 'applied'}. Lower the learning rate, clip "
+            "gradients, or look for rows with NaN."
         )
     return result
 

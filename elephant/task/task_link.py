@@ -129,7 +129,7 @@ class ChannelLink(TaskLink):
             # A worker that Spark runs again is not to wait for a driver that goes on.
             from elephant.errors import is_retryable
 
-            goes_on = self._spec.program == "asynchronous" and is_retryable(failure.kind)
+            goes_on = self._spec.program in ("asynchronous", "gossip") and is_retryable(failure.kind)
             with contextlib.nullcontext() if goes_on else self._until_cancelled():
                 self.send(failure)
         if failure.kind == SUPERSEDED:

@@ -7,7 +7,7 @@ process gives that adds up the gradients of the same micro-batches.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -34,12 +34,14 @@ from elephant.modeling.stages import (
     require_cuttable,
 )
 from elephant.modeling.stages import without_values as without_values  # for users, who build models in it
+from elephant.modeling.variable_paths import OPTIMIZER, SCALE
 from elephant.training.moving_statistics import average_moving_statistics
 from elephant.training.schedule import StagePlace, micro_bounds
 from elephant.training.schedule import one_forward_one_backward as one_forward_one_backward
 from elephant.training.stage_optimizer import StageOptimizer
 from elephant.training.stage_state import (
     gathered_state,
+    gathered_weights,
     load_variables,
     share_state,
     share_values,
@@ -58,6 +60,8 @@ class ModelPipeline:
             all stages but the first begin.
         micro_batches: Into how many parts each batch is divided.
         communicator: All ranks, a multiple of the number of stages; those of this run where it is None.
+        load: Gives the stage and the optimizer of its weights values, see `elephant.training.stage_values`; None leaves
+            those that the model was made with.
 
     Attributes:
         place: This rank's.
@@ -80,6 +84,7 @@ class ModelPipeline:
         stages: int | Sequence[str],
         micro_batches: int,
         communicator: Communicator | None = None,
+        load: Callable[[ModelStage, keras.optimizers.Optimizer], None] | None = None,
     ) -> None:
         self._world = api.current_collective() if communicator is None else communicator
         graph = require_stages(model, stages)
@@ -97,9 +102,11 @@ class ModelPipeline:
         bounds = [0, *self._cuts(graph, stages), len(graph.calls)]
         self.stage = ModelStage(graph, bounds[self.place.stage], bounds[self.place.stage + 1])
         self.stages, self.replicas = self._groups()
-        share_values(self.stage, self.replicas)
         self._optimizer = StageOptimizer(model.optimizer, self.stage, self.place.stage, self.stages, self.replicas)
         self.optimizer = self._optimizer.optimizer
+        if load is not None:
+            load(self.stage, self.optimizer)
+        share_values(self.stage, self.replicas)
         self._functions = current().stage_functions(
             self.stage, self._loss if self.place.is_last else None, self.place.is_first
         )
@@ -355,9 +362,9 @@ class ModelPipeline:
         rows.
         """
         self._average_statistics()
-        return gathered_state(self._variables(), self.stages, self.replicas)
+        return gathered_state(self._own_variables(), self.stages, self.replicas)
 
-    def _variables(self) -> dict[str, Any]:
+    def _own_variables(self) -> dict[str, Any]:
         return stage_variables(self._model, self.stage, self.optimizer, self.place.replica)
 
     def _average_statistics(self) -> None:
@@ -367,6 +374,14 @@ class ModelPipeline:
         if rows:
             average_moving_statistics(self.stage, self.replicas, self._own_rows / rows)
         self._own_rows = 0.0
+
+    def weights(self) -> Iterator[np.ndarray]:
+        """Yields the model's weights in its order, one at a time, on rank 0, and none on others; every rank takes all.
+
+        No rank has more than its own stage and one of them. Moving statistics are those of this replica.
+        """
+        if not self.place.replica:
+            yield from gathered_weights(self._model, self.stage, self.stages)
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Gives this rank's variables the values of a state, which may come from other cuts.
@@ -378,7 +393,7 @@ class ModelPipeline:
         Raises:
             ConfigurationError: A weight of the model is not there, or has another shape.
         """
-        load_variables(self._variables(), state)
+        load_variables(self._own_variables(), state)
 
     def put_together(self, *, optimizer: bool) -> None:
         """Gives the whole model the values that its variables have in their stages; every rank calls it.
@@ -389,13 +404,13 @@ class ModelPipeline:
             optimizer: Whether the model's optimizer gets those of the stages' optimizers, too.
         """
         whole = whole_variables(self._model, self.place.replica)
-        share_state(self._variables(), whole, self.stages, optimizer=optimizer)
+        share_state(self._own_variables(), whole, self.stages, optimizer=optimizer)
 
     def follow_optimizer(self) -> None:
         """Gives the optimizer of this stage the values that the variables of the model's optimizer have."""
         whole = whole_variables(self._model, self.place.replica)
-        for path, variable in self._variables().items():
-            if whole[path] is not variable:
+        for path, variable in self._own_variables().items():
+            if path.startswith((OPTIMIZER, SCALE)) and path in whole:
                 variable.assign(whole[path])
 
 

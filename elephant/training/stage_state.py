@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -13,6 +13,8 @@ from elephant.collective.communicator import Communicator
 from elephant.modeling.stages import ModelStage
 from elephant.modeling.variable_paths import (
     MODEL,
+    OPTIMIZER,
+    SCALE,
     assign_state,
     generator_paths,
     optimizer_paths,
@@ -39,9 +41,9 @@ def stage_variables(
 
 
 def whole_variables(model: keras.Model, replica: int) -> dict[str, Any]:
-    """Returns the variables of a model and of its optimizer by the paths of `stage_variables`, of all stages."""
-    generators = {f"{_RANDOM}{replica}/{path}": variable for path, variable in generator_paths(model).items()}
-    return state_paths(model) | generators
+    """Returns the variables of a model and of its optimizer, by the paths of `stage_variables`."""
+    drawn = {f"{_RANDOM}{replica}/{path}": variable for path, variable in generator_paths(model).items()}
+    return state_paths(model) | drawn
 
 
 def share_state(own: Mapping[str, Any], whole: Mapping[str, Any], stages: Communicator, *, optimizer: bool) -> None:
@@ -53,7 +55,8 @@ def share_state(own: Mapping[str, Any], whole: Mapping[str, Any], stages: Commun
         stages: The ranks of the replica.
         optimizer: Whether those of the optimizer get theirs, too.
     """
-    chosen = [path for path in own if optimizer or path.startswith((MODEL, _RANDOM))]
+    kinds = (MODEL, _RANDOM, OPTIMIZER, SCALE) if optimizer else (MODEL, _RANDOM)
+    chosen = [path for path in own if path in whole and path.startswith(kinds)]
     for root in range(stages.world_size):
         for path in stages.broadcast_object(chosen, root):
             variable = own[path] if root == stages.rank else whole[path]
@@ -80,12 +83,49 @@ def gathered_state(
     if replicas.rank:
         return None
     if stages.rank:
-        stages.send([np.frombuffer(json.dumps(list(whole)).encode(), np.uint8), *whole.values()], 0)
+        stages.send([_bytes_of(list(whole)), *whole.values()], 0)
         return None
     for rank in range(1, stages.world_size):
         names, *values = stages.recv(rank)
-        whole |= dict(zip(json.loads(names.tobytes()), values, strict=True))
+        whole |= dict(zip(_names_of(names), values, strict=True))
     return whole
+
+
+def gathered_weights(model: keras.Model, stage: ModelStage, stages: Communicator) -> Iterator[np.ndarray]:
+    """Yields a model's weights in its order, one at a time, on the rank of the last stage, and none on the others.
+
+    Args:
+        model: The whole one, whose other stages need no values.
+        stages: The ranks of one replica, the last stage first.
+    """
+    own = {id(variable) for variable in stage.variables}
+    path_of = {id(variable): path for path, variable in variable_paths(model).items()}
+    weights = {path_of[id(variable)]: variable for variable in model.weights}
+    given = [path for path, variable in weights.items() if id(variable) in own]
+    if stages.rank:
+        stages.send([_bytes_of(given)], 0)
+        for path in given:
+            # Each is asked for: a message that waits is a copy.
+            stages.recv(0)
+            stages.send([keras.ops.convert_to_numpy(weights[path])], 0)
+        return
+    owners = {path: rank for rank in range(1, stages.world_size) for path in _names_of(stages.recv(rank)[0])}
+    for path, variable in weights.items():
+        if id(variable) in own:
+            yield np.array(keras.ops.convert_to_numpy(variable))
+        else:
+            stages.send([], owners[path])
+            (value,) = stages.recv(owners[path])
+            yield value
+
+
+def _bytes_of(names: Sequence[str]) -> np.ndarray:
+    return np.frombuffer(json.dumps(list(names)).encode(), np.uint8)
+
+
+def _names_of(array: np.ndarray) -> list[str]:
+    names: list[str] = json.loads(array.tobytes())
+    return names
 
 
 def load_variables(own: Mapping[str, Any], state: Mapping[str, np.ndarray]) -> None:
@@ -95,7 +135,7 @@ def load_variables(own: Mapping[str, Any], state: Mapping[str, np.ndarray]) -> N
         ConfigurationError: A weight is not there, or of another shape.
     """
     kept = {path: state[path] for path in own if path in state}
-    assign_state(own, kept, remedy=_SAME_MODEL, partly=("optimizer/", _RANDOM))
+    assign_state(own, kept, remedy=_SAME_MODEL, partly=(OPTIMIZER, _RANDOM))
 
 
 def share_values(stage: ModelStage, replicas: Communicator) -> None:

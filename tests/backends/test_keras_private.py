@@ -4,7 +4,9 @@ A test that fails is named like its entry in `elephant/backends/keras_private.py
 """
 
 import inspect
+import json
 import re
+import zipfile
 from types import SimpleNamespace
 
 import keras
@@ -26,8 +28,9 @@ def check(function):
 
 
 @pytest.fixture(scope="module")
-def made():
+def made(tmp_path_factory):
     """Returns a compiled model of two inputs and an output that has been trained on two rows, with its parts."""
+    folder = tmp_path_factory.mktemp("saved")
     inputs = {name: keras.Input((3,), name=name) for name in ("a", "b")}
     added = keras.layers.Add()
     dense, norm = keras.layers.Dense(1), keras.layers.BatchNormalization()
@@ -42,7 +45,9 @@ def made():
     )
     rows = {name: np.ones((2, 3), "float32") for name in inputs}
     logs = model.train_on_batch(rows, {"out": np.ones((2, 1), "float32")}, return_dict=True)
-    return SimpleNamespace(model=model, inner=inner, added=added, dense=dense, norm=norm, rows=rows, logs=logs)
+    return SimpleNamespace(
+        model=model, inner=inner, added=added, dense=dense, norm=norm, rows=rows, logs=logs, folder=folder
+    )
 
 
 @check
@@ -540,6 +545,51 @@ def legacy_places(made):
 def named_publicly(made):
     assert private.named_publicly("keras.layers.Dense") is keras.layers.Dense
     assert private.named_publicly("keras.layers.Absent") is None
+
+
+@check
+def compiled_with_values(made):
+    with keras.StatelessScope(initialize_variables=False):
+        with private.compiled_with_values():
+            optimizer, metric = keras.optimizers.SGD(0.5), keras.metrics.Mean()
+        dense = keras.layers.Dense(1)
+        dense.build((None, 3))
+    private.forget_waiting_variables()
+    assert private.has_value(optimizer.iterations) and private.has_value(metric.total)
+    assert not private.has_value(dense.kernel)
+
+
+@check
+def model_of_config(made):
+    model = private.model_of_config(keras.saving.serialize_keras_object(made.model), {}, True)
+    assert [type(layer) for layer in model.layers] == [type(layer) for layer in made.model.layers]
+
+
+@check
+def load_some_layers(made):
+    file = made.folder / "model.weights.h5"
+    made.model.save_weights(file)
+    before = [ops.convert_to_numpy(one).copy() for one in (made.dense.kernel, made.norm.gamma)]
+    for one in (made.dense.kernel, made.norm.gamma):
+        one.assign(one + 1)
+    private.load_some_layers(made.model, file, [made.norm, made.model.optimizer])
+    np.testing.assert_array_equal(ops.convert_to_numpy(made.dense.kernel), before[0])
+    np.testing.assert_array_equal(ops.convert_to_numpy(made.norm.gamma), before[1] + 1)
+    made.norm.gamma.assign(before[1])
+
+
+@check
+def load_assets(made):
+    lookup = keras.layers.StringLookup()
+    lookup.adapt(["b", "b", "a"])
+    file = made.folder / "model.keras"
+    keras.Sequential([keras.Input((1,), dtype="string"), lookup]).save(file)
+    with zipfile.ZipFile(file) as archive:
+        archive.extractall(file.parent)
+        config = json.loads(archive.read("config.json"))
+    model = private.model_of_config(config, {}, True)
+    private.load_assets(model, file.parent / "assets")
+    assert model.layers[-1].get_vocabulary() == ["[UNK]", "b", "a"]
 
 
 @pytest.mark.parametrize("entry", CHECKS)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from python_start import python_path
 from tables import every_case
 
 from elephant.cli import bench
@@ -125,7 +126,7 @@ def test_bench_when_run_as_a_program_then_measures_a_model_beside_the_user(tmp_p
     done = subprocess.run(
         [sys.executable, str(ROOT / "spark_jobs" / "bench.py"), *words, "--batch-size", "8", "--json"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": python_path(ROOT)},
         capture_output=True,
         text=True,
         timeout=170,

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from python_start import python_path
 
 from elephant.cli import main as program
 from elephant.cluster import local
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.timeout(DEADLINE_S + 60)
 
 def doctor(*arguments, folder, **variables):
     """Runs the program with a folder of its own for temporary files; returns its exit code and what it printed."""
-    own = {"PYTHONPATH": str(ROOT), "TMPDIR": str(folder), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    own = {"PYTHONPATH": python_path(ROOT), "TMPDIR": str(folder), "TF_CPP_MIN_LOG_LEVEL": "3"}
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
     done = subprocess.run(
         [sys.executable, "-m", "elephant", "doctor", *arguments],

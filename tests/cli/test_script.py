@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from python_start import python_path
 from tables import every_case
 
 import elephant.testing
@@ -80,7 +81,7 @@ def test_script_when_there_is_one_worker_then_ends_as_with_python(last_line, cod
         "--",
         "x",
     ]
-    environment = {"PYTHONPATH": str(REPOSITORY)}
+    environment = {"PYTHONPATH": python_path(REPOSITORY)}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == code
     assert shown in done.stdout + done.stderr

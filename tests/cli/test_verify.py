@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from python_start import python_path
 
 from elephant.cli import own_model, verify
 from elephant.cli.main import main
@@ -104,7 +105,7 @@ def test_verify_when_run_as_a_program_then_finds_what_couples_the_rows_of_a_mode
     done = subprocess.run(
         [sys.executable, "-m", "elephant", "verify", "own_model:build", "rows", "--batch-size", "4", "--json"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": python_path(ROOT)},
         capture_output=True,
         text=True,
         timeout=170,

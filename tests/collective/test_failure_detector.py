@@ -82,6 +82,13 @@ def test_who_leaves_after_an_operation_is_missed_in_the_next_one_only(watched, k
         watch.begin(operation(4))
 
 
+def test_rank_when_it_gives_up_while_ranks_connect_then_the_others_do_not_wait_for_their_own_deadlines(watched):
+    watch, peers = watched
+    peers[1].send(ControlMessage(ControlKind.DEADLINE, 0, "rank 1 gave up connecting").to_bytes())
+    with pytest.raises(DeadlineExceededError, match="rank 1 gave up connecting"):
+        watch.check(operation(0))
+
+
 def test_failure_in_another_group_when_it_comes_then_ends_any_operation_and_a_closed_group_only_its_own(watched):
     watch, peers = watched
     peers[1].send(ControlMessage(ControlKind.CLOSED, numbered(2, 3)).to_bytes())

@@ -3,12 +3,16 @@
 import gc
 import importlib
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from elephant.rank.executor import passed_over, quick_imports
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_package_when_passed_over_then_cannot_be_imported_until_it_is_over(tmp_path, monkeypatch):
@@ -48,5 +52,8 @@ def test_fit_program_when_prepared_then_keras_is_there_and_sklearn_can_still_be_
         model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
         print(json.dumps([first, sklearn.base.__name__, model.count_params()]))
     """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=150, check=True)
+    # Without what hides these packages from Keras in the tests' own processes.
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=True)
     assert json.loads(done.stdout.splitlines()[-1]) == [["keras"], "sklearn.base", 3]

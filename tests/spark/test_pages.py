@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from pyspark.java_gateway import ensure_callback_server_started
+from python_start import python_path
 
 import elephant
 from elephant.backends import current
@@ -115,7 +116,7 @@ def run_alone(program, folder):
     done = subprocess.run(
         [sys.executable, "program.py"],
         cwd=folder,
-        env={**kept, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)},
+        env={**kept, "PYTHONPATH": python_path(ROOT), "TMPDIR": str(folder)},
         capture_output=True,
         text=True,
         timeout=380,
@@ -142,7 +143,7 @@ from elephant.spark.file_formats import FileListing, Opened, file_format
 from typing import ClassVar
 """
     program = imports + "\n".join(blocks_of(ROOT / "docs" / name))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": python_path(ROOT)}
     run = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=150, check=False
     )

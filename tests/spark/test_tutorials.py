@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from mlflow_state import own_mlflow
+from python_start import python_path
 from spark_daemons import end_with_children
 
 ROOT = Path(__file__).parents[2]
@@ -106,7 +107,7 @@ def test_commands_of_the_lesson_about_spark_submit_when_run_then_keep_its_promis
             **{name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))},
             "ELEPHANT": str(ROOT),
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": python_path(ROOT),
             "TF_CPP_MIN_LOG_LEVEL": "3",
         },
         stdin=subprocess.DEVNULL,

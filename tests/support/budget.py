@@ -95,7 +95,10 @@ class Limits:
 
 def processor_seconds(program):
     """Returns the processor time of a Python program in a process of its own, however many others run beside it."""
-    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    # Isolated: of what the tests leave out of their processes (`tests/support/startup`), this one leaves out nothing.
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-c", program], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     assert process.returncode == 0, program

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pyspark
+from python_start import python_path
 from spark_daemons import Daemons, await_line, end_with_children, end_with_parent, log_settings
 
 from elephant.cluster.local import ensure_java
@@ -42,7 +43,7 @@ def client_command(server, *arguments):
     """
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(_ROOT), str(_ROOT / "tests" / "support")]),
+        "PYTHONPATH": python_path(_ROOT, _ROOT / "tests" / "support"),
         "TF_CPP_MIN_LOG_LEVEL": "3",
     }
     for variable in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "DATABRICKS_RUNTIME_VERSION"):
@@ -122,7 +123,7 @@ class ConnectServer(Daemons):
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_CONNECT_MODE": "0",
             "PYSPARK_PYTHON": sys.executable,
-            "PYTHONPATH": str(_ROOT),
+            "PYTHONPATH": python_path(_ROOT),
             "TMPDIR": str(self.folder / "tmp"),
             "TF_CPP_MIN_LOG_LEVEL": "3",
         }

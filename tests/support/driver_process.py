@@ -18,7 +18,8 @@ from spark_daemons import end_with_children, end_with_parent
 
 # Of every fit, half of the rows on each of two workers.
 ROWS, BATCH = 32, 8
-OUTCOME_S = 100.0
+# A busy machine takes minutes for what a quiet one does in seconds: no test waits for it to pass.
+OUTCOME_S = 180.0
 
 _PROGRAM = Path(__file__).with_name("fitting_driver.py")
 _INTERRUPT_S = 30.0

@@ -21,17 +21,24 @@ SCHEMA = "features array<double>, label double"
 
 
 def step_marker(folder, pause_s):
-    """Returns a callback that makes steps last, and writes a letter for each to a file named after its address."""
+    """Returns a callback that makes steps last, and writes a letter for each to a file named after its address.
+
+    While there is a file ``hold-ADDRESS``, no more steps than it says are made there.
+    """
 
     class Marker(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
             import os
             import time
+            from pathlib import Path
 
             address = os.environ.get("SPARK_EXECUTOR_POD_IP") or os.environ["SPARK_LOCAL_IP"]
             with open(os.path.join(folder, address), "a") as file:
                 file.write("x")
             time.sleep(pause_s)
+            made, hold = Path(folder, address), Path(folder, f"hold-{address}")
+            while hold.exists() and made.stat().st_size >= int(hold.read_text()):
+                time.sleep(0.02)
 
     return Marker()
 

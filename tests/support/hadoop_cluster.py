@@ -272,7 +272,8 @@ class HadoopCluster(SparkApplications):
             "yarn.resourcemanager.monitor.capacity.preemption.max_wait_before_kill": "1000",
             "yarn.resourcemanager.monitor.capacity.preemption.total_preemption_per_round": "1.0",
             "yarn.resourcemanager.monitor.capacity.preemption.natural_termination_factor": "1.0",
-            "yarn.nm.liveness-monitor.expiry-interval-ms": "15000",
+            # No test loses a NodeManager; one that a busy machine keeps from its heartbeats is none that is lost.
+            "yarn.nm.liveness-monitor.expiry-interval-ms": "120000",
             "yarn.resourcemanager.rm.container-allocation.expiry-interval-ms": "60000",
             **self._yarn,
             **yarn,

@@ -179,7 +179,7 @@ class Requirements:
         return cls(
             num_workers=config.num_workers,
             synchronous=config.is_synchronous,
-            in_rounds=config.trains_in_rounds,
+            in_rounds=config.trains_in_rounds or config.gossips,
             servers=config.asynchronous.parameter_servers if on_executors else 0,
             backend=backend,
             rows_bytes=rows_bytes,

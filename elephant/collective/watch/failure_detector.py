@@ -353,8 +353,9 @@ class FailureDetector:
         """Raises where a rank has left that this operation needs; what it has finished, the others can finish too."""
         group = group_of(operation.sequence)
         for farewell in list(self._farewell_messages.values()):
-            error = farewell.error
-            if error is not None and (group != group_of(farewell.sequence) or farewell.sequence < operation.sequence):
+            error, is_early = farewell.error, farewell.sequence < operation.sequence
+            # While ranks connect none has finished anything: what one gives up then, the others cannot finish.
+            if error is not None and (group != group_of(farewell.sequence) or is_early or operation.sequence == 0):
                 raise error
         for (rank, closed), last in self._closed_after.items():
             is_over = closed == group and last < operation.sequence and not operation.is_message
@@ -387,7 +388,9 @@ class FailureDetector:
         if late:
             parts.append(f"Ranks that arrived too late: {_listed(late)}.")
         parts += [f"Rank {rank} is still in {spelled(sequence)}." for rank, sequence in sorted(elsewhere.items())]
-        return " ".join(parts) or "All ranks have arrived: the connections are too slow for the data."
+        # Of more than eight ranks, data crosses connections that the watch does not have.
+        cut = "" if self._relay is None else ", or one between two ranks is cut"
+        return " ".join(parts) or f"All ranks have arrived: the connections are too slow for the data{cut}."
 
 
 def _listed(ranks: Iterable[int]) -> str:

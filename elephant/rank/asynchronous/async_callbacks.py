@@ -146,6 +146,7 @@ class WorkerEpochs(keras.callbacks.Callback):
     """End of a worker's epochs: pushes what it has learned, averages its state, evaluates its rows, and reports all.
 
     Args:
+        servers: Average what is no weight; None where nobody does.
         in_rounds: Whether all workers take the same steps together.
     """
 
@@ -155,7 +156,7 @@ class WorkerEpochs(keras.callbacks.Callback):
         plan: EpochPlan,
         feed: BatchFeed,
         exchange: WorkerExchange,
-        servers: AveragedState,
+        servers: AveragedState | None,
         position: TrainingPosition,
         reporter: WorkerReporter,
         callbacks: Sequence[keras.callbacks.Callback],
@@ -211,7 +212,7 @@ class WorkerEpochs(keras.callbacks.Callback):
             epochs: Epochs that have ended.
         """
         statistics = moving_statistics(self.model)
-        if not statistics:
+        if not statistics or self._servers is None:
             return
         state = flatten(statistics)
         if steps and self._base is not None:

@@ -63,8 +63,19 @@ class WorkerExchange(keras.callbacks.Callback, ABC):
         """Error of an exchange within the compiled step, which TensorFlow replaces by an error of its own."""
         return None
 
+    def finish(self) -> None:
+        """Hands over what this worker has learned and nobody else has; after its last step."""
+        return
+
     def close(self) -> None:
         """Ends what was started."""
+
+
+def follow_rate(model: keras.Model, rate: float) -> None:
+    """Gives a worker's own optimizer the learning rate that callbacks on the driver have set."""
+    optimizer = inner_optimizer(model.optimizer)
+    if not has_schedule(optimizer):
+        optimizer.learning_rate = rate
 
 
 class StepExchange(WorkerExchange):
@@ -140,10 +151,11 @@ def check_local_optimizers(model: keras.Model, config: FitConfig) -> None:
         inner = inner_optimizer(optimizer)
         if inner.use_ema:
             raise UnsupportedError(
-                f"optimizer: moving averages of weights (use_ema) would be lost: the servers keep the weights. "
+                f"optimizer: moving averages of weights (use_ema) would be lost: "
+                f"{'workers average weights alone' if config.gossips else 'the servers keep the weights'}. "
                 f"Received: {inner.name!r} with use_ema=True. Leave it out, or use mode='synchronous'."
             )
-        if config.new_algorithm().needs_momentum:
+        if not config.gossips and config.new_algorithm().needs_momentum:
             has_momentum = isinstance(inner, keras.optimizers.SGD) and inner.momentum > 0
             if not has_momentum:
                 raise UnsupportedError(
@@ -238,6 +250,4 @@ class WindowExchange(WorkerExchange):
         self.stop = self.stop or reply.stop
         if np.isfinite(reply.rate) and reply.rate != self._rate:
             self._rate = reply.rate
-            optimizer = inner_optimizer(self.model.optimizer)
-            if not has_schedule(optimizer):
-                optimizer.learning_rate = reply.rate
+            follow_rate(self.model, reply.rate)

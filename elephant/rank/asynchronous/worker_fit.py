@@ -27,6 +27,7 @@ from elephant.modeling.variables import build_metrics, layout_of
 from elephant.monitor.events import EpochPart
 from elephant.parameter_server.protocol import check_encoding
 from elephant.rank.asynchronous.async_callbacks import BatchEvents, WorkerEpochs, WorkerReporter, WorkerSteps
+from elephant.rank.asynchronous.gossip_exchange import GossipExchange, GossipMember
 from elephant.rank.asynchronous.push_strategies import (
     StepExchange,
     WindowExchange,
@@ -69,11 +70,13 @@ def train_worker(
     job: TrainingJob,
     shard: Shard,
     rank_info: RankInfo,
-    servers: ParameterServerClient,
+    servers: ParameterServerClient | GossipMember,
     reporter: WorkerReporter,
     traced_step: TracedStep | None = None,
 ) -> None:
     """Trains one worker from where its partition stands to the end of the fit.
+
+    Where workers gossip, its place among its peers stands for the servers.
 
     A worker without training rows reports empty epochs, and that is all. When this returns, the servers
     have been left: they had made sure of what was pushed.
@@ -111,7 +114,7 @@ class _Worker:
         shard: Shard,
         plan: EpochPlan,
         rank_info: RankInfo,
-        servers: ParameterServerClient,
+        servers: ParameterServerClient | GossipMember,
         reporter: WorkerReporter,
         traced_step: TracedStep | None,
     ) -> None:
@@ -135,7 +138,8 @@ class _Worker:
         count_rows(self._model)
         # A step that meets a restarted server raises, and is taken again.
         current().keep_state(self._model)
-        self._exchange = self._exchange_for(rank_info, None if traced_step is None else traced_step.hook)
+        hook = None if traced_step is None else traced_step.hook
+        self._exchange = self._exchange_for(servers, rank_info, reporter, hook)
         own = list(job.callbacks)
         progress = StepProgress(reporter, plan, partition, self._feed, self._exchange)
         times = None
@@ -147,7 +151,7 @@ class _Worker:
             plan,
             self._feed,
             self._exchange,
-            servers,
+            None if isinstance(servers, GossipMember) else servers,
             self._position,
             reporter,
             callbacks=evaluated,
@@ -171,12 +175,20 @@ class _Worker:
         for callback in (self._exchange, self._epochs):
             callback.set_model(self._model)
 
-    def _exchange_for(self, rank_info: RankInfo, hook: PushHook | None) -> WorkerExchange:
+    def _exchange_for(
+        self,
+        servers: ParameterServerClient | GossipMember,
+        rank_info: RankInfo,
+        reporter: WorkerReporter,
+        hook: PushHook | None,
+    ) -> WorkerExchange:
         config, layout = self._config, rank_info.weights_layout
+        if isinstance(servers, GossipMember):
+            return GossipExchange(servers, layout, config, self._position, reporter, rank_info.rank)
         if config.pushes_gradients:
             return StepExchange(
                 self._model,
-                self._servers,
+                servers,
                 layout,
                 self._position,
                 background=config.asynchronous.background_exchange,
@@ -184,7 +196,7 @@ class _Worker:
                 rows_at=functools.partial(self._plan.rows_at, rank_info.rank),
                 hook=hook,
             )
-        return WindowExchange(self._servers, layout, config, self._position)
+        return WindowExchange(servers, layout, config, self._position)
 
     def train(self) -> None:
         step = self._servers.position
@@ -192,6 +204,7 @@ class _Worker:
             try:
                 with self._changes.own_errors():
                     self._train_from(self._first_step(step))
+                self._exchange.finish()
                 # A fit that is stopped needs no more of this partition, and its servers may be gone.
                 self._servers.close(finished=not self._exchange.stop)
                 return

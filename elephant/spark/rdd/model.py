@@ -152,7 +152,7 @@ class SparkModel:
         model: A compiled `keras.Model`; a function without arguments that returns one; or the path of a ``.keras``
             or ``.h5`` file. Its present weights and optimizer state are where training starts.
         mode: ``"synchronous"`` (``"sync"``), ``"asynchronous"`` (``"async"``), or ``"hogwild"``: asynchronous without
-            locks at the server.
+            locks at the server; or ``"gossip"``: workers that average their weights in pairs, without a server.
         frequency: ``"batch"`` exchanges gradients at every step. ``"epoch"``, or an integer k, lets workers train
             alone, and exchanges weights once an epoch, or every k steps.
         num_workers: Workers. None takes one per partition of the RDD, as far as the cluster has task slots.

@@ -1,0 +1,1 @@
+"""Gossip: workers that average their weights in pairs, without a server. Knows neither Keras nor Spark."""
