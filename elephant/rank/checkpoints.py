@@ -242,7 +242,9 @@ def own_arrays(model: keras.Model, job: TrainingJob, communicator: Communicator)
     """Gathers each rank's own arrays, by rank; all ranks call it, and rank 0 gets the whole."""
     arrays: Arrays = {}
     names = [*generator_paths(model), _SHARED]
-    for rank, numbers in enumerate(communicator.allgather(read_generators(_generators(model).values()))):
+    drawn = communicator.allgather(read_generators(_generators(model).values()))
+    # Of a model in stages the first ranks are the replicas; others have the generators of theirs.
+    for rank, numbers in enumerate(drawn[: communicator.world_size // job.config.num_stages]):
         # Not every rank has drawn from a shared one, which comes last.
         arrays |= {f"random/{rank}/{name}": row for name, row in zip(names, numbers, strict=False)}
     for rank, of_framework in enumerate(communicator.allgather(current().generator_state())):
