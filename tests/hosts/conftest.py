@@ -7,7 +7,7 @@ from standalone_cluster import Place, StandaloneCluster
 
 from elephant.net.addresses import listening_socket, name_of
 
-START_S = 150.0
+START_S = 400.0
 
 
 class Hosts:
