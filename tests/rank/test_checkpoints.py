@@ -17,6 +17,7 @@ from elephant.checkpoint.state import joined
 from elephant.collective import communicator
 from elephant.data.schema import RowSpec, TensorSpec
 from elephant.errors import ConfigurationError
+from elephant.modeling.model_spec import KerasSettings
 from elephant.modeling.variables import (
     FLOAT16,
     optimizers_of,
@@ -293,6 +294,14 @@ OLD = {
 }
 
 
+@pytest.fixture
+def settings_of_its_own():
+    """Gives this process its Keras settings back, which building a job's model changes."""
+    with KerasSettings.current().applied():
+        yield
+
+
+@pytest.mark.usefixtures("settings_of_its_own")
 @pytest.mark.parametrize("case", OLD)
 def test_state_when_of_the_first_format_then_all_of_it_is_given_back(case):
     job = job_for(OLD[case](), epochs=2, checkpoint_path="kept")
