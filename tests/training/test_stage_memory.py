@@ -13,7 +13,7 @@ from limited_rank import DEPTH, STAGES, WIDTH, model_of
 
 from elephant.modeling.keras_archive import save_archive
 
-STEPS, DEADLINE_S = 3, 250
+STEPS, DEADLINE_S = 3, 280
 # So many times its weights a process may take: with Adam, weights and gradients, a whole model needs four times them.
 MULTIPLE = 3
 
@@ -58,7 +58,7 @@ def start():
 )
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the address space, and reads Linux' figures of a process")
 @pytest.mark.skipif(keras.config.backend() != "tensorflow", reason="XLA reserves address space as it likes")
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_stages_when_the_model_does_not_fit_the_limit_of_one_process_then_train_as_one_without_a_limit(start, tmp_path):
     archive = tmp_path / "model.keras"
     archive.write_bytes(save_archive(model_of(WIDTH, DEPTH)))
