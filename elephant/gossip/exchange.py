@@ -47,7 +47,7 @@ class Answerer:
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
         self._asker: Member | None = None
-        self._gift = Parcel(weights.held().values, 0.0, weights.held().steps)
+        self._gift_parcel = Parcel(weights.held().values, 0.0, weights.held().steps)
         self._left = False
         self._changed = threading.Condition()
 
@@ -66,15 +66,15 @@ class Answerer:
             if self._asker is not None:
                 return Refusal.BUSY
             self._asker = asker
-            self._gift = self._weights.gift_for(offer_parcel)
-            return self._weights.reply_to(self._gift)
+            self._gift_parcel = self._weights.gift_for(offer_parcel)
+            return self._weights.reply_to(self._gift_parcel)
 
     def confirm(self, asker: Member) -> None:
         """Takes the gift; raises ProtocolError where none is held for this asker."""
         with self._changed:
             if self._asker != asker:
                 raise ProtocolError(f"Expected a confirmation of worker {self._asker}. Received: one of {asker}.")
-            self._weights.take(self._gift)
+            self._weights.take(self._gift_parcel)
             self._let_go()
 
     def drop(self, asker: Member) -> None:
@@ -115,33 +115,33 @@ class Asker:
     def __init__(self, weights: Weights) -> None:
         self.state = Asking.IDLE
         self._weights = weights
-        self._offer: Parcel | None = None
-        self._gift: Parcel | None = None
+        self._offer_parcel: Parcel | None = None
+        self._gift_parcel: Parcel | None = None
 
     def offer(self) -> Parcel:
         """Returns the offer to send."""
         self._require(Asking.IDLE)
-        self._offer, self.state = self._weights.offer(), Asking.OFFERED
-        return self._offer
+        self._offer_parcel, self.state = self._weights.offer(), Asking.OFFERED
+        return self._offer_parcel
 
     def refused(self) -> None:
         """Notes that the peer does not exchange now, or that the time for its reply is over."""
         self._require(Asking.OFFERED)
-        self._offer, self.state = None, Asking.IDLE
+        self._offer_parcel, self.state = None, Asking.IDLE
 
     def replied(self, reply_parcel: Parcel) -> None:
         """Takes the reply; the confirmation is to be sent next, and `confirmed` to be called where that was done."""
         self._require(Asking.OFFERED)
-        if self._offer is not None:
-            self._gift = self._weights.gift_from(self._offer, reply_parcel)
+        if self._offer_parcel is not None:
+            self._gift_parcel = self._weights.gift_from(self._offer_parcel, reply_parcel)
 
     def confirmed(self) -> None:
         """Gives the gift away."""
         self._require(Asking.OFFERED)
-        if self._gift is None:
+        if self._gift_parcel is None:
             raise ProtocolError("Expected a reply before a confirmation. Received: none.")
-        self._weights.give(self._gift)
-        self._offer = self._gift = None
+        self._weights.give(self._gift_parcel)
+        self._offer_parcel = self._gift_parcel = None
         self.state = Asking.CONFIRMED
 
     def done(self) -> None:

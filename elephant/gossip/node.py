@@ -112,11 +112,11 @@ class GossipNode:
         self._limits = Limits(max_payload_bytes=4 * len(held.values) + 8 * len(held.steps) + 1024)
         self._exchange_s = exchange_seconds(len(held.values)) if exchange_s is None else exchange_s
         self._answerer = Answerer(weights)
-        self._peers: dict[Member, Address] = {}
+        self._member_addresses: dict[Member, Address] = {}
         self._links: dict[Member, PeerLink] = {}
         # When a peer may be asked again, and how long it is left alone after the next time.
-        self._again_at: dict[Member, float] = {}
-        self._pause_s: dict[Member, float] = {}
+        self._member_again_at: dict[Member, float] = {}
+        self._member_pause_s: dict[Member, float] = {}
         self._server = Server(listener, token, self._context, self._serve, name="elephant-gossip")
 
     @property
@@ -126,7 +126,7 @@ class GossipNode:
 
     def set_peers(self, peers: Mapping[Member, Address]) -> None:
         """Takes the addresses of the other workers that run now."""
-        self._peers = {member: address for member, address in peers.items() if member[0] != self._member[0]}
+        self._member_addresses = {member: address for member, address in peers.items() if member[0] != self._member[0]}
 
     def set_state(self, state: np.ndarray) -> None:
         """Takes the moving statistics for workers that begin from this one's weights."""
@@ -138,9 +138,9 @@ class GossipNode:
         A peer that does not take part costs the time of one exchange, and is then left alone for a while.
         """
         began = time.monotonic()
-        peers = self._peers
+        peers = self._member_addresses
         self._forget_others(peers)
-        able = {member[0]: member for member in peers if self._again_at.get(member, 0.0) <= began}
+        able = {member[0]: member for member in peers if self._member_again_at.get(member, 0.0) <= began}
         partition = self._peer_choice.next(list(able))
         if partition is None:
             return False
@@ -178,7 +178,7 @@ class GossipNode:
         deadline.remaining()
         stream.send(Message(kind=_CONFIRM), deadline)
         asker.confirmed()
-        self._pause_s.pop(member, None)
+        self._member_pause_s.pop(member, None)
         return True
 
     def _is_done(self, peer_link: PeerLink) -> bool:
@@ -198,15 +198,15 @@ class GossipNode:
         self._leave_alone(member)
 
     def _leave_alone(self, member: Member) -> None:
-        pause_s = self._pause_s.get(member, _FIRST_PAUSE_S)
-        self._again_at[member] = time.monotonic() + pause_s
-        self._pause_s[member] = min(2 * pause_s, _LONGEST_PAUSE_S)
+        pause_s = self._member_pause_s.get(member, _FIRST_PAUSE_S)
+        self._member_again_at[member] = time.monotonic() + pause_s
+        self._member_pause_s[member] = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _forget_others(self, peers: Mapping[Member, Address]) -> None:
         for member in self._links.keys() - peers.keys():
             # Not aborted: it may still have to read a confirmation.
             self._links.pop(member).stream.close()
-        for known in (self._again_at, self._pause_s):
+        for known in (self._member_again_at, self._member_pause_s):
             for member in known.keys() - peers.keys():
                 del known[member]
 

@@ -77,11 +77,11 @@ class GossipDirectory:
         self._rate: float | None = None
         self._epochs: dict[int, ModelMean] = {}
         self._parts: dict[int, set[int]] = {}
-        self._ended: FetchedModel | None = None
+        self._ended_model: FetchedModel | None = None
         self._ended_steps = np.zeros(num_workers, np.int64)
         self._is_over = False
         self._final = self._new_mean()
-        self._counts: dict[tuple[int, int], WorkerModel] = {}
+        self._last_models: dict[tuple[int, int], WorkerModel] = {}
 
     def _new_mean(self) -> ModelMean:
         start = self._start
@@ -142,7 +142,7 @@ class GossipDirectory:
                 f"Expected weights, moving statistics and steps of lengths {expected}. Received: {received}, with the "
                 f"push-sum weight {model.share}."
             )
-        self._counts[model.rank, self._attempts.get(model.rank, 0)] = model
+        self._last_models[model.rank, self._attempts.get(model.rank, 0)] = model
         if model.final:
             self._final.add(model)
             self.leave(model.rank)
@@ -156,21 +156,21 @@ class GossipDirectory:
         if len(parts) == self._num_workers:
             mean = self._epochs.get(part.epoch)
             if mean is not None and mean.share:
-                self._ended, self._ended_steps = mean.fetched(), mean.steps
+                self._ended_model, self._ended_steps = mean.fetched(), mean.steps
             self._epochs = {epoch: one for epoch, one in self._epochs.items() if epoch > part.epoch}
 
     def fetch(self) -> FetchedModel:
         """Returns the mean of the weights: at the end of the fit, or at the end of the last epoch of all workers."""
         if self._final.share and self._is_over:
             return self._final.fetched()
-        return self._ended or self._start
+        return self._ended_model or self._start
 
     def keep(self) -> ServerState:
         """Returns the mean at the end of the last epoch, from which the fit can go on.
 
         What faster workers had given to slower ones by then is in it too, and is trained once more.
         """
-        return ServerState(fetched=self._ended or self._start, ledgers=())
+        return ServerState(fetched=self._ended_model or self._start, ledgers=())
 
     def open_epochs(self, count: int) -> None:
         """Does nothing: no worker waits for an epoch."""
@@ -195,7 +195,7 @@ class GossipDirectory:
     @property
     def statistics(self) -> dict[str, Any]:
         """Counts of all workers' exchanges, those of lost ones up to their last report."""
-        told = list(self._counts.values())
+        told = list(self._last_models.values())
         return {
             name: sum(getattr(model, name) for model in told)
             for name in ("exchanges", "missed", "refused", "bytes_sent")
@@ -217,7 +217,7 @@ class GossipDirectory:
         if begins:
             begin, steps = self._begin()
         arrays = () if begin is None else (begin.values, begin.state)
-        has_trained = bool(self._final.share or self._epochs or self._ended)
+        has_trained = bool(self._final.share or self._epochs or self._ended_model)
         ahead = begins and (again or has_trained)
         peers = [
             [ready.rank, ready.attempt, ready.host, ready.port] for ready in self._ready.values() if ready.rank != rank
@@ -244,6 +244,6 @@ class GossipDirectory:
         if epochs:
             mean = self._epochs[max(epochs)]
             return mean.fetched(), mean.steps
-        if self._ended is not None:
-            return self._ended, self._ended_steps
+        if self._ended_model is not None:
+            return self._ended_model, self._ended_steps
         return (self._start if self._resumes else None), np.zeros(self._num_workers, np.int64)

@@ -57,11 +57,11 @@ class GossipMember:
         self._labels = labels or {}
         self._member = (rank_info.rank, rank_info.attempt)
         self._token = bytes.fromhex(rank_info.token)
-        self._first: Peers | None = None
-        self._told: Peers | None = None
+        self._first_peers: Peers | None = None
+        self._last_peers: Peers | None = None
         self._changed = threading.Condition()
         self._node: GossipNode | None = None
-        self._began_from: PeerModel | None = None
+        self._first_model: PeerModel | None = None
         self._layout = rank_info.weights_layout
 
     @functools.cached_property
@@ -79,26 +79,26 @@ class GossipMember:
         self._reporter.on_peers = self._hear
         self._reporter.send(PeerReady(rank=rank, attempt=attempt, host=host, port=port, labels=self._labels))
         with self._changed:
-            if not self._changed.wait_for(lambda: self._told is not None, self._rank_info.timeouts.connect_s):
+            if not self._changed.wait_for(lambda: self._last_peers is not None, self._rank_info.timeouts.connect_s):
                 raise DeadlineExceededError("expected the driver to tell this worker its peers. Received: no answer.")
         told = self.latest_peers
         # The driver knows the weights of a fit that goes on, and of a partition that was trained to its end.
         of_peer = self._model_of_a_peer() if told.ahead and not told.done else None
-        self._began_from = of_peer or self._model_of_driver()
-        return 0 if self._began_from is None else int(self._began_from.parcel.steps[rank])
+        self._first_model = of_peer or self._model_of_driver()
+        return 0 if self._first_model is None else int(self._first_model.parcel.steps[rank])
 
     def _hear(self, peers: Peers) -> None:
         with self._changed:
             # What to begin from is told once.
-            self._first = self._first or peers
-            self._told = peers
+            self._first_peers = self._first_peers or peers
+            self._last_peers = peers
             self._give_peers()
             self._changed.notify_all()
 
     @property
     def latest_peers(self) -> Peers:
         """The driver's latest message; raises SupersededError where a later attempt trains this partition."""
-        told = self._told
+        told = self._last_peers
         if told is None:
             raise PeerLostError("expected the driver to tell this worker its peers. Received: nothing yet.")
         if told.attempt > self._member[1]:
@@ -106,7 +106,7 @@ class GossipMember:
         return told
 
     def _peers(self) -> dict[tuple[int, int], tuple[str, int]]:
-        told = [] if self._told is None else self._told.peers
+        told = [] if self._last_peers is None else self._last_peers.peers
         return {(int(part), int(attempt)): (str(host), int(port)) for part, attempt, host, port in told}
 
     def _give_peers(self) -> None:
@@ -130,7 +130,7 @@ class GossipMember:
         return None
 
     def _model_of_driver(self) -> PeerModel | None:
-        first = self._first
+        first = self._first_peers
         if first is None or len(first.arrays) != 2:
             return None
         values, state = first.arrays
@@ -147,8 +147,8 @@ class GossipMember:
             The moving statistics to begin from.
         """
         parcel = Parcel(values, 1.0, np.zeros(self._rank_info.world_size, np.int64))
-        if self._began_from is not None:
-            parcel, state = self._began_from.parcel, self._began_from.state
+        if self._first_model is not None:
+            parcel, state = self._first_model.parcel, self._first_model.state
         algorithm, (rank, _) = self._config.gossip_algorithm, self._member
         self.weights = WEIGHTS[algorithm](parcel.values, parcel.steps)
         with self._changed:
