@@ -61,7 +61,8 @@ class FitResult:
     """Result of a fit.
 
     Args:
-        variables: The trained model's, in the order of `elephant.modeling.variables.read_variables`.
+        variables: The trained model's, in the order of `elephant.modeling.variables.read_variables`; its weights alone
+            where no rank had the whole model.
         rows: Shapes and types of one row of its input.
         history: One number per epoch by metric, over all workers.
         statistics: Counts; see `elephant.spark.model.KerasModel.training_statistics`.

@@ -303,12 +303,17 @@ def mixed_policy(config: FitConfig) -> str | None:
     return FLOAT16 if computes_on_gpu(keras.config.backend()) else BFLOAT16
 
 
-def reseed(model: keras.Model, seed: int, rank: int) -> None:
+def reseed(model: keras.Model, seed: int, rank: int, *, only: keras.layers.Layer | None = None) -> None:
     """Gives the random generators of a worker's model a state of its own.
 
     Ranks that started with the same generators would drop the same units in every step. Rank 0 keeps the model's.
+
+    Args:
+        only: A part of the model, whose generators alone get one; None means all.
     """
+    own = {id(generator) for generator in random_generators(model if only is None else only)}
     if rank > 0:
         current().seed_generator(int(random_state(seed, rank, _OF_FRAMEWORK)[0]))
         for index, generator in enumerate(random_generators(model)):
-            generator.assign(random_state(seed, rank, index).astype(generator.dtype))
+            if id(generator) in own:
+                generator.assign(random_state(seed, rank, index).astype(generator.dtype))

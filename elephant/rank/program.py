@@ -144,7 +144,12 @@ class SynchronousFitProgram(SynchronousProgram):
 
     def load(self, block: bytes) -> tuple[TrainingJob, TracedStep | None]:
         """Returns the job, and what can be made of it before the ranks have met."""
-        return _load_fit(block)
+        fit, traced_step = _load_fit(block)
+        if fit.config.pipeline_stages is not None:
+            from elephant.rank.staged import with_weights_on_disk
+
+            fit = with_weights_on_disk(fit)
+        return fit, traced_step
 
     def run(
         self,

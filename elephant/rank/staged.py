@@ -47,9 +47,10 @@ from elephant.rank.synchronous import callbacks_of_fit, common_policy
 from elephant.rank.trials.coupling import SUM, RankLosses
 from elephant.rank.trials.loss_trial import LossTrial, may_couple_rows, try_out
 from elephant.rank.trials.row_dependence import MOST_ROWS
-from elephant.storage.filesystem import WORK_FOLDER
+from elephant.storage.filesystem import WORK_FOLDER, scratch_folder
 from elephant.training.pipeline import ModelPipeline
 from elephant.training.schedule import StagePlace
+from elephant.training.stage_values import load_stage
 
 # Bytes of the rows that are sent at once.
 _PIECE_BYTES = 8 << 20
@@ -298,8 +299,7 @@ class StagedTraining:
         model, pipeline = self._model, self._pipeline
         self._follow_rates()
         pipeline.train_on_batch(*batch)
-        for whole, own in zip(parts_of(model.optimizer), parts_of(pipeline.optimizer), strict=True):
-            whole.iterations.assign(own.iterations)
+        count_as(model.optimizer, pipeline.optimizer)
         if not pipeline.place.is_last:
             return {}
         rows = self._weight.plan.rows_between(self._weight.rank, self._number, self._number + 1)
@@ -318,6 +318,12 @@ class StagedTraining:
                 own.learning_rate.assign(whole.learning_rate)
 
 
+def count_as(whole: keras.optimizers.Optimizer, own: keras.optimizers.Optimizer) -> None:
+    """Has the optimizer of the whole model count the steps that the one of a stage has taken."""
+    for one, other in zip(parts_of(whole), parts_of(own), strict=True):
+        one.iterations.assign(other.iterations)
+
+
 def train_staged(job: TrainingJob, shard: Shard, plan: EpochPlan, world: Communicator, reporter: Reporter) -> None:
     """Trains one rank to the end and reports the trained variables of the whole model from rank 0.
 
@@ -332,7 +338,7 @@ def train_staged(job: TrainingJob, shard: Shard, plan: EpochPlan, world: Communi
         Exception: Whatever the model or a callback raises.
     """
     set_up_process()
-    config = job.config
+    config, is_whole = job.config, needs_whole(job)
     outside = outside_here(job.outside, job.callbacks, job.model, job.preprocessing.given)
     job = replace(job, outside=outside)
     place = StagePlace(world.rank, config.num_stages, config.num_replicas)
@@ -343,13 +349,20 @@ def train_staged(job: TrainingJob, shard: Shard, plan: EpochPlan, world: Communi
         shard, plan, config, place.replica if place.is_first else world.world_size - 1, changes, job.class_weight
     )
     policy = common_policy(mixed_policy(config), world)
-    model = prepared_model(job, feed.rows, num_ranks=world.world_size, policy=policy)
-    trial = _try_losses_out(model, job, feed) if place.is_first else None
+    model = prepared_model(job, feed.rows, num_ranks=world.world_size, policy=policy, has_values=is_whole)
+    trial = _try_losses_out(model, job, feed) if is_whole and place.is_first else None
     pipeline = ModelPipeline(
-        model, stages=config.pipeline_stages, micro_batches=config.micro_batches, communicator=world
+        model,
+        stages=config.pipeline_stages,
+        micro_batches=config.micro_batches,
+        communicator=world,
+        load=None if is_whole else functools.partial(load_stage, job.model, model),
     )
-    reseed(model, config.seed, place.replica)
-    restore(model, job, pipeline.replicas)
+    reseed(model, config.seed, place.replica, only=pipeline.stage)
+    if is_whole:
+        restore(model, job, pipeline.replicas)
+    else:
+        count_as(model.optimizer, pipeline.optimizer)
     if place.is_last and not min(plan.training_rows[: config.num_replicas]):
         _build_metrics(model, feed)
     weight, batches = RankWeight(plan, place.replica), StageBatches(feed, plan, place)
@@ -365,12 +378,32 @@ def train_staged(job: TrainingJob, shard: Shard, plan: EpochPlan, world: Communi
             reporter,
             trial=trial,
             epoch_end=functools.partial(StagedEpoch, pipeline, weight, batches, world),
-            whole=WholeModel(pipeline, is_looked_at=is_looked_at(job)),
+            whole=WholeModel(pipeline, is_looked_at=is_looked_at(job)) if is_whole else None,
             exchange=pipeline,
         )
         StagedTraining(model, pipeline, batches, weight).run(job.first_epoch, config.epochs, callbacks)
+    trained = read_variables(model) if is_whole else list(pipeline.weights())
     if world.rank == 0:
-        reporter.result([*read_variables(model), *map(read, job.outside)], feed.rows)
+        reporter.result([*trained, *map(read, job.outside)], feed.rows)
+
+
+def needs_whole(job: TrainingJob) -> bool:
+    """Returns whether each rank has to have the whole model; the same on all ranks.
+
+    Else each has its own stage alone: nobody looks at the model before the end, and no loss has to be tried out.
+    """
+    return is_looked_at(job) or may_couple_rows(job.model.build_structure())
+
+
+def with_weights_on_disk(job: TrainingJob) -> TrainingJob:
+    """Returns a job that holds no weights in memory, where ranks do not need the whole model.
+
+    They lie in the folder of this process until it ends.
+    """
+    if needs_whole(job):
+        return job
+    folder = Path(tempfile.mkdtemp(prefix="elephant-weights-", dir=scratch_folder()))
+    return replace(job, model=job.model.with_weights_on_disk(folder))
 
 
 def _try_losses_out(model: keras.Model, job: TrainingJob, feed: BatchFeed) -> LossTrial | None:

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from elephant.cluster.spark_private import set_params
 from elephant.driver.coordinator import FitResult
 from elephant.errors import ConfigurationError, brief_errors, warn_user
-from elephant.modeling.model_spec import ModelSpec
+from elephant.modeling.model_spec import ModelSpec, given_model
 from elephant.monitor.progress import curve_names, plot_curves
 from elephant.monitor.report import curve_svg, table_html
 from elephant.monitor.summary import FitSummary
@@ -92,7 +92,12 @@ class KerasModel(Model, ModelParams, SavedStage):
             result: What its fit returned.
             summary: Where its time went.
         """
-        trained, statistics = spec.with_variables(result.variables, result.rows), result.statistics
+        given, statistics = given_model(spec), result.statistics
+        if given is not None and len(result.variables) == len(given.weights):
+            # Of stages, none of which has had the whole model. It may be large: there is one copy of it.
+            trained = spec.with_weights(result.variables, result.rows)
+        else:
+            trained = spec.with_variables(result.variables, result.rows)
         return cls(trained, history=result.history, training_statistics=statistics, plan=result.plan, summary=summary)
 
     @property

@@ -27,7 +27,7 @@ from elephant.data.schema import SCALAR, Field
 from elephant.data.shard import Shard
 from elephant.errors import UnsupportedError
 from elephant.rank.job import epoch_plan
-from elephant.rank.staged import train_staged
+from elephant.rank.staged import train_staged, with_weights_on_disk
 from elephant.rank.synchronous import train_rank
 
 pytestmark = pytest.mark.usefixtures("by_value")
@@ -119,6 +119,29 @@ def test_fit_when_it_goes_on_from_a_checkpoint_with_other_cuts_or_none_then_equa
     expected = [*reference.get_weights(), *(np.array(one) for one in reference.optimizer.variables)]
     assert largest_difference(found.variables, expected) <= 1e-5
     np.testing.assert_allclose([logs["mae"] for logs in found.epochs], history["mae"][1:], rtol=1e-4)
+
+
+def trained_before():
+    model = deep_model()
+    model.fit(*(classifier_data(16)[name] for name in ("features", "label")), 8, epochs=2, shuffle=False, verbose=0)
+    return model
+
+
+def test_fit_when_no_rank_has_the_whole_model_then_goes_on_with_its_weights_and_its_optimizer(tmp_path):
+    columns = classifier_data(30)
+    job = with_weights_on_disk(staged_job(trained_before(), num_ranks=3, pipeline_stages=3))
+    assert len(job.model.archive) < job.model.weights_file.stat().st_size
+    found = fit_in_stages(job, split(columns, (10, 0, 20)), tmp_path)[0]
+    reference = trained_before()
+    reference.fit(columns["features"], columns["label"], 8, epochs=2, shuffle=False, verbose=0)
+    assert len(found.variables) == len(reference.weights)
+    assert largest_difference(found.variables, reference.get_weights()) <= 1e-5
+
+
+def test_job_when_somebody_looks_at_the_model_before_the_end_then_keeps_it_whole():
+    for options in ({"checkpoint_path": "kept"}, {"callbacks": [Notes()]}):
+        job = staged_job(deep_model(), num_ranks=2, **options)
+        assert with_weights_on_disk(job) is job
 
 
 class Notes(keras.callbacks.Callback):
