@@ -11,6 +11,7 @@ from rank_threads import run_threads
 from elephant.backends.keras_private import has_value
 from elephant.errors import UnsupportedError
 from elephant.modeling.model_spec import model_source
+from elephant.modeling.variable_paths import generator_paths, state_paths
 from elephant.training.pipeline import ModelPipeline
 from elephant.training.stage_values import load_stage
 
@@ -73,9 +74,9 @@ def in_new_thread(function):
 def require_equal(found, model, copy):
     """Compares what stages have with a model, and with its copy, which knows what is not saved, such as seeds."""
     state, weights, predicted = found
-    paths = [one.path for one in copy.variables] + [f"optimizer/{one.path}" for one in copy.optimizer.variables]
+    paths = state_paths(copy) | {f"random/0/{path}": one for path, one in generator_paths(copy).items()}
     assert {*state} == {*paths}
-    for path, variable in zip(paths, [*copy.variables, *copy.optimizer.variables], strict=True):
+    for path, variable in paths.items():
         np.testing.assert_array_equal(state[path], ops.convert_to_numpy(variable), err_msg=path)
     for value, variable in zip(weights, model.weights, strict=True):
         np.testing.assert_array_equal(value, ops.convert_to_numpy(variable))
