@@ -187,7 +187,7 @@ class FitConfig(_OptionsOfFit):
 
     @property
     def batches_per_step(self) -> int:
-        """How many times ``batch_size`` rows make a synchronous step."""
+        """Number of times that ``batch_size`` rows make a synchronous step."""
         return self.num_ranks // self.ranks_per_batch
 
     @property

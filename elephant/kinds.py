@@ -345,7 +345,7 @@ def _is_divided(value: int | list[str]) -> bool:
 
 
 def _stages_of_text(value: Any) -> Any:
-    """Returns what words of a configuration mean: one that is a number, or names.
+    """Returns the number of stages, or the names of layers, that words of a configuration say.
 
     >>> _stages_of_text("2"), _stages_of_text(["2"]), _stages_of_text("head"), _stages_of_text(["block4", "head"])
     (2, 2, ['head'], ['block4', 'head'])

@@ -231,7 +231,7 @@ def _numbers(model: keras.Model) -> dict[str, Any]:
     return found
 
 
-class WholeModel(keras.callbacks.Callback):
+class GatheredModel(keras.callbacks.Callback):
     """Puts the model of a pipeline together for callbacks that look at it, and at the end of training.
 
     Args:
@@ -256,7 +256,6 @@ class StagedTraining:
 
     Args:
         model: The whole model, whose optimizer callbacks look at and give a learning rate.
-        plan: The steps of an epoch.
     """
 
     def __init__(self, model: keras.Model, pipeline: ModelPipeline, batches: StageBatches, weight: RankWeight) -> None:
@@ -378,7 +377,7 @@ def train_staged(job: TrainingJob, shard: Shard, plan: EpochPlan, world: Communi
             reporter,
             trial=trial,
             epoch_end=functools.partial(StagedEpoch, pipeline, weight, batches, world),
-            whole=WholeModel(pipeline, is_looked_at=is_looked_at(job)) if is_whole else None,
+            whole=GatheredModel(pipeline, is_looked_at=is_looked_at(job)) if is_whole else None,
             exchange=pipeline,
         )
         StagedTraining(model, pipeline, batches, weight).run(job.first_epoch, config.epochs, callbacks)

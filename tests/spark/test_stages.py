@@ -126,7 +126,7 @@ def in_runs():
     ],
 )
 def test_fit_when_a_model_cannot_be_in_stages_then_the_driver_says_so_before_it_looks_at_rows(
-    model, stages, error, words
+    spark, model, stages, error, words
 ):
     def fit():
         estimator(pipelineStages=stages, model=model()).fit(TABLE)
