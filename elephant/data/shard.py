@@ -229,9 +229,7 @@ class Shard:
     def columns(self, start: int, stop: int) -> dict[str, Values]:
         """Returns copies of the rows from ``start`` up to, but without, ``stop``, in the form of `write_values`."""
         rows = np.arange(start, stop)
-        return {
-            field.role: take_rows(self._columns[field.role], rows, self.items_per_row(field)) for field in self.schema
-        }
+        return {field.role: self.column(field, rows) for field in self.schema}
 
     def zeros(self, num_rows: int) -> tuple[Values, ...]:
         """Returns rows of zeros in the shard's shapes: what a rank without rows puts through its model."""

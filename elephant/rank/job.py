@@ -178,7 +178,8 @@ def epoch_plan(job: TrainingJob, num_rows: Sequence[int], num_marked: Sequence[i
     Of a model in stages, the first ranks have the rows of the replicas, and the others none.
     """
     config, schema = job.config, job.schema
-    num_rows, num_marked = (_by_replica(counts, config.num_replicas) for counts in (num_rows, num_marked))
+    if config.pipeline_stages is not None:
+        num_rows, num_marked = (_by_replica(counts, config.num_replicas) for counts in (num_rows, num_marked))
     by_column = schema.validation is not None
     validation = tuple(num_marked) if by_column else split_validation(num_rows, config.validation_fraction)
     training = tuple(rows - kept for rows, kept in zip(num_rows, validation, strict=True))

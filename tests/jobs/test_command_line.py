@@ -100,7 +100,7 @@ REFUSED = [
     (["--warm-workers", "0"], r"--warm-workers: .* setting of the cluster: spark.elephant.warmWorkers"),
     (["--epochs", "three"], "epochs: expected an integer of at least 1. Received: 'three' in the arguments"),
     (["--epochs", "0"], "epochs: expected an integer of at least 1. Received: '0' in the arguments"),
-    (["--mode", "both"], "mode: expected one of synchronous, asynchronous, hogwild. Received: 'both' in the arguments"),
+    (["--mode", "both"], "mode: expected one of synchronous, asynchronous, hogwild, gossip. Received: 'both'"),
     (["--frequency", "weekly"], "frequency: expected batch, epoch or a number of steps. Received: 'weekly'"),
     (["--frequency", ""], "frequency: expected batch, epoch or a number of steps. Received: ''"),
     (["--use-gpu", "maybe"], "use-gpu: expected true, false or auto. Received: 'maybe'"),

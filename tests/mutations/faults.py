@@ -142,8 +142,8 @@ FAULTS = (
     Fault(
         name="failure-in-another-group-unheard",
         file="elephant/collective/watch/failure_detector.py",
-        old="(group != group_of(farewell.sequence) or farewell.sequence < operation.sequence)",
-        new="farewell.sequence < operation.sequence",
+        old="(group != group_of(farewell.sequence) or is_early or operation.sequence == 0)",
+        new="(is_early or operation.sequence == 0)",
         breaks="A rank in an operation of a later group is not told that another group has failed.",
         tests=("tests/collective/test_failure_detector.py",),
     ),

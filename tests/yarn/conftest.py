@@ -24,28 +24,16 @@ def inputs(hadoop, tmp_path_factory):
     folder = tmp_path_factory.mktemp("inputs")
     write_inputs(folder)
     with open(folder / "net_of_user.py", "a", encoding="utf-8") as file:
-        file.write(SLOW.format(quick=str(folder / QUICK)))
+        file.write(SLOW)
     hadoop.put("/in", folder / "data.parquet", folder / "model.keras")
     return folder
-
-
-# Its containers are on this machine, and see this file in the inputs.
-QUICK = "quick"
-
-
-@pytest.fixture
-def quick(inputs):
-    """The path of a file with which the batches of `Slow` are quick: a test makes it when it has done its part."""
-    yield inputs / QUICK
-    (inputs / QUICK).unlink(missing_ok=True)
 
 
 SLOW = """
 
 class Slow(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
-        import os
         import time
 
-        time.sleep(0.0 if os.path.exists({quick!r}) else 0.3)
+        time.sleep(0.05)
 """

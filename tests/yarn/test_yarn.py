@@ -112,7 +112,7 @@ def archive(tmp_path_factory):
 
 
 def test_train_when_its_driver_s_container_is_lost_then_the_next_attempt_goes_on_from_the_checkpoint(
-    hadoop, inputs, archive, quick
+    hadoop, inputs, archive
 ):
     options = (
         *CLUSTER_MODE,
@@ -127,7 +127,6 @@ def test_train_when_its_driver_s_container_is_lost_then_the_next_attempt_goes_on
         for one in [driver, *driver.children(recursive=True)]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 one.send_signal(signal.SIGKILL)
-        quick.touch()
         code, _, err = ended(process)
     second = driver_log(hadoop, application, 2)
     assert code == 0, (err, second)
