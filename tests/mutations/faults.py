@@ -482,7 +482,7 @@ FAULTS = (
     Fault(
         name="option-scaled-rate",
         file="elephant/rank/job.py",
-        old="factor = num_ranks // config.gpus_per_worker",
+        old="factor = num_ranks // config.ranks_per_batch",
         new="factor = num_ranks",
         breaks="scaleLearningRate counts the GPUs of a worker as workers.",
         tests=(f"{_RANK}/test_learning_rate.py::test_rate_when_scaled_then_gpus_of_one_worker_count_as_one",),
@@ -1093,8 +1093,8 @@ FAULTS = (
     Fault(
         name="resume-without-random-state",
         file="elephant/rank/checkpoints.py",
-        old="    if numbers is not None:\n        _restore_random_numbers(model, numbers)",
-        new="    del numbers",
+        old="            variable.assign(numbers.astype(variable.dtype))",
+        new="            del numbers",
         breaks="Dropout of a fit that goes on repeats the draws of its beginning.",
         tests=(
             f"{_RANK}/test_checkpoints.py::"
@@ -1425,7 +1425,7 @@ FAULTS = (
     Fault(
         name="stages-uneven-micro-batches",
         file="elephant/training/pipeline.py",
-        old="float(count[0]) / total_rows)",
+        old="num_rows / total_rows)",
         new="1.0 / self._micro_batches)",
         breaks="Micro-batches count alike, however many rows they and the other replicas have.",
         tests=("tests/training/test_pipeline.py::test_weights_when_a_model_trains_in_stages_then_equal_one_process",),
