@@ -57,7 +57,7 @@ def train_workers(
     if coordinates_on_executors(rows.session):
         return _train_on_executors(rows, spec, job, model, progress, checkpoint_writer)
     attempt_on = functools.partial(_attempt_with_servers, spec, job, model, progress, checkpoint_writer)
-    result = run_ranks(_partitioned(rows, spec), spec, progress, attempt_on)
+    result = run_ranks(partitioned(rows, spec), spec, progress, attempt_on)
     progress.note(summary_line(result.statistics))
     return result
 
@@ -85,7 +85,8 @@ def _attempt_with_servers(
         yield RunAttempt(launcher, run, channel, fit.coordinator, lambda _: fit.result())
 
 
-def _partitioned(rows: RowSource, spec: TaskSpec) -> RowSource:
+def partitioned(rows: RowSource, spec: TaskSpec) -> RowSource:
+    """Returns rows in as many partitions as a fit has workers."""
     # Rows that a column marks for validation often lie together: a partition of nothing else would have no epochs.
     count = spec.plan.slots_needed
     keeps = spec.schema is not None and spec.schema.validation is None and rows.has_partitions(count)

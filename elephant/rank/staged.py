@@ -263,7 +263,6 @@ class StagedTraining:
         self._pipeline = pipeline
         self._batches = batches
         self._weight = weight
-        self._rates: list[float] = []
 
     def run(self, first_epoch: int, epochs: int, callbacks: Sequence[keras.callbacks.Callback]) -> None:
         """Trains up to the last epoch, or to that in which a callback asks to stop."""

@@ -29,6 +29,7 @@ from elephant.errors import UnsupportedError
 from elephant.rank.job import epoch_plan
 from elephant.rank.staged import train_staged, with_weights_on_disk
 from elephant.rank.synchronous import train_rank
+from elephant.storage.filesystem import WORK_FOLDER
 
 pytestmark = pytest.mark.usefixtures("by_value")
 
@@ -127,7 +128,8 @@ def trained_before():
     return model
 
 
-def test_fit_when_no_rank_has_the_whole_model_then_goes_on_with_its_weights_and_its_optimizer(tmp_path):
+def test_fit_when_no_rank_has_the_whole_model_then_goes_on_with_its_weights_and_its_optimizer(tmp_path, monkeypatch):
+    monkeypatch.setenv(WORK_FOLDER, str(tmp_path))
     columns = classifier_data(30)
     job = with_weights_on_disk(staged_job(trained_before(), num_ranks=3, pipeline_stages=3))
     assert len(job.model.archive) < job.model.weights_file.stat().st_size

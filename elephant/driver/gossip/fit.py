@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from elephant.checkpoint.manager import CheckpointWriter
 from elephant.cluster.spark_job import end_attempt
+from elephant.driver.asynchronous_fit import partitioned
 from elephant.driver.coordinator import Coordinator, FitResult, refusals
 from elephant.driver.coordinator_policy import AsynchronousPolicy, Epochs, ProgressDisplay
 from elephant.driver.gossip.directory import GossipDirectory
@@ -99,8 +100,6 @@ def train_in_gossip(
         WorkerFailure: A worker failed; it has the worker's own traceback.
         TrainingError: The fit failed otherwise.
     """
-    count = spec.plan.slots_needed
-    keeps = spec.schema is not None and spec.schema.validation is None and rows.has_partitions(count)
     session = rows.session
 
     def launcher_of(rows: RowSource, servers: ServerAddresses) -> Launcher:
@@ -116,7 +115,7 @@ def train_in_gossip(
         checkpoint_writer,
         functools.partial(end_attempt, session),
     )
-    result = run_ranks(rows if keeps else rows.repartitioned(count), spec, progress, attempt_on)
+    result = run_ranks(partitioned(rows, spec), spec, progress, attempt_on)
     progress.note(gossip_line(result.statistics))
     return result
 
