@@ -9,6 +9,7 @@ Keras is imported when an entry needs it, not with this module.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import os
@@ -27,6 +28,8 @@ BACKEND_CLASSES = "keras.src.backend."
 TORCH_OPTIMIZERS = "keras.src.backend.torch.optimizers."
 # Global values that a seed changes. Seen in Keras 3.15.1 in `keras.src.backend.common.global_state`.
 SEED_ATTRIBUTES = ("global_random_seed", "global_seed_generator")
+# How many objects have got a name, by name. Seen there too.
+NAME_COUNTS = "object_name_uids"
 # Functions that draw an array of the shape that is their first argument. Seen in Keras 3.15.1 in `backend.random`.
 DRAWS_OF_SHAPE = ("normal", "uniform", "truncated_normal", "randint", "gamma", "binomial", "beta")
 
@@ -584,6 +587,22 @@ def restore_seed_attributes(before: Mapping[str, Any]) -> None:
 
     for name, value in before.items():
         global_state.set_global_attribute(name, value)
+
+
+@contextlib.contextmanager
+def names_from_the_start() -> Iterator[None]:
+    """Has what is made inside get the names that it gets in a new process, and not ``dense_7``.
+
+    Seen in Keras 3.15.1 as `keras.src.backend.common.global_state`; `keras.utils.clear_session` forgets more than names.
+    """
+    from keras.src.backend.common import global_state
+
+    counts = global_state.get_global_attribute(NAME_COUNTS)
+    global_state.set_global_attribute(NAME_COUNTS, collections.defaultdict(int))
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute(NAME_COUNTS, counts)
 
 
 def make_shared_generator() -> Any:

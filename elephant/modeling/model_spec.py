@@ -21,7 +21,7 @@ import keras
 import numpy as np
 
 from elephant.backends import current
-from elephant.backends.keras_private import compiled_with_values
+from elephant.backends.keras_private import compiled_with_values, names_from_the_start
 from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError
 from elephant.modeling.fixed_batch import take_fewer_rows
@@ -367,7 +367,9 @@ def _not_compiled(model: str, missing: str, remedy: str = "") -> ConfigurationEr
 
 
 def _call_builder(builder: Callable[[], keras.Model] | None) -> keras.Model:
-    model = builder() if builder is not None else None
+    # However often this process has called it: a metric's name is one of the history's.
+    with names_from_the_start():
+        model = builder() if builder is not None else None
     if not isinstance(model, keras.Model):
         raise ConfigurationError(f"model: expected a function that returns a keras.Model. It returned: {model!r}.")
     require_compiled(model)

@@ -215,6 +215,9 @@ def as_numbers(logs: dict[str, Any] | None) -> dict[str, Any]:
         if isinstance(value, dict):
             numbers |= as_numbers(value)
             continue
+        if callable(getattr(value, "detach", None)):
+            # PyTorch's on a GPU, which numpy does not take.
+            value = value.detach().cpu()
         try:
             array = np.asarray(value, dtype=np.float64)
         except (TypeError, ValueError):

@@ -350,7 +350,7 @@ class ModelPipeline:
         if compiled is not None and compiled.built:
             for variable in compiled.variables:
                 variable.assign(self.replicas.allreduce(keras.ops.convert_to_numpy(variable)))
-            found |= {name: np.asarray(value).tolist() for name, value in compiled.result().items()}
+            found |= {name: keras.ops.convert_to_numpy(value).tolist() for name, value in compiled.result().items()}
             compiled.reset_state()
         return found if self._world.rank == 0 else {}
 

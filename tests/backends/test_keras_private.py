@@ -468,6 +468,14 @@ CHECKS["restore_seed_attributes"] = seed_attributes
 
 
 @check
+def names_from_the_start(made):
+    first = keras.layers.Dense(1).name
+    with private.names_from_the_start():
+        assert [keras.layers.Dense(1).name for _ in range(2)] == ["dense", "dense_1"]
+    assert keras.layers.Dense(1).name not in (first, "dense", "dense_1")
+
+
+@check
 def make_shared_generator(made):
     generator = private.make_shared_generator()
     assert tuple(generator.state.shape) == (2,)

@@ -274,11 +274,12 @@ def test_random_numbers_when_a_model_is_in_stages_then_each_replica_draws_its_ow
         [state.arrays[f"random/{replica}/drop{place}/seed_generator_state"] % 2**32 for place in range(2)]
         for replica in range(2)
     ]
+    # The second number counts draws: three micro-batches in each of two steps. PyTorch's dropout has its own generator.
+    draws = 0 if keras.backend.backend() == "torch" else 6
     for place in range(2):
         key, drawn = random_state(5, 1, place).tolist()
-        # The second number counts draws: three micro-batches in each of two steps.
-        assert states[1][place].tolist() == [key, drawn + 6]
-    assert [own[1] for own in states[0]] == [6, 6] and states[0][0][0] != states[0][1][0]
+        assert states[1][place].tolist() == [key, drawn + draws]
+    assert [own[1] for own in states[0]] == [draws, draws] and states[0][0][0] != states[0][1][0]
 
 
 def test_fit_when_a_stage_is_killed_then_the_others_name_it_in_seconds(rank_pool, tmp_path):
