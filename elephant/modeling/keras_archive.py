@@ -19,11 +19,19 @@ import keras
 import numpy as np
 
 from elephant.backends import current
-from elephant.backends.keras_private import compile_settings, compiled_with_values, load_assets, model_of_config
+from elephant.backends.keras_private import (
+    compile_settings,
+    compiled_with_values,
+    load_assets,
+    load_some_layers,
+    model_of_config,
+)
 from elephant.errors import ConfigurationError
 from elephant.modeling.archive_inspection import BACKENDS_OPTIMIZERS, UNREADABLE, require_known_code
 from elephant.modeling.keras_saving import accepted_configs, found_lambdas
+from elephant.modeling.model_equality import are_equal
 from elephant.modeling.stages import without_values
+from elephant.modeling.variables import read_values
 from elephant.storage.filesystem import scratch_folder
 
 _CONFIG, _WEIGHTS, _ASSETS = "config.json", "model.weights.h5", "assets"
@@ -198,6 +206,47 @@ class _ValueScope(keras.StatelessScope):
         """Returns the value of a variable; None of one that has its own."""
         value = self._given.get(id(variable))
         return None if value is None else keras.ops.convert_to_tensor(value, dtype=variable.dtype)
+
+
+def has_weights_of(archive: bytes, model: keras.Model, structure: keras.Model) -> bool:
+    """Returns whether a ``.keras`` archive gives back all weights of a model, bit by bit.
+
+    One weight at a time is in memory. False also stands for an archive of which that cannot be said in this way.
+
+    Args:
+        archive: The bytes of a ``.keras`` file.
+        model: The model that was saved.
+        structure: What `load_structure` makes of the archive.
+    """
+    if [tuple(weight.shape) for weight in model.weights] != [tuple(weight.shape) for weight in structure.weights]:
+        return False
+    with tempfile.TemporaryDirectory(prefix="elephant-model-", dir=scratch_folder()) as folder:
+        try:
+            file = extract_weights(archive, Path(folder))
+            with _ComparingScope(model, structure) as comparing:
+                load_some_layers(structure, file, [structure.optimizer])
+        except Exception:
+            # A layer looks at the values that it is given, say.
+            return False
+    return comparing.equal == len(model.weights)
+
+
+class _ComparingScope(keras.StatelessScope):
+    """Scope in which a structure's weights get values, which are compared with those of a model and not kept."""
+
+    def __init__(self, model: keras.Model, structure: keras.Model) -> None:
+        super().__init__(initialize_variables=False)
+        pairs = zip(structure.weights, model.weights, strict=True)
+        self._expected = {id(variable): weight for variable, weight in pairs}
+        self.equal = 0
+
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        """Takes note of a value: Keras' variables call it."""
+        variable, value = update
+        # Of a second value for the same weight nothing is known.
+        weight = self._expected.pop(id(variable), None)
+        if weight is not None:
+            self.equal += are_equal(read_values([weight]), [keras.ops.convert_to_numpy(value)])
 
 
 def without_optimizer(archive: bytes) -> bytes:

@@ -21,13 +21,14 @@ import keras
 import numpy as np
 
 from elephant.backends import current
-from elephant.backends.keras_private import compiled_with_values, names_from_the_start
+from elephant.backends.keras_private import compiled_with_values, flat_layers, names_from_the_start
 from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError
 from elephant.modeling.fixed_batch import take_fewer_rows
 from elephant.modeling.keras_archive import (
     extract_weights,
     for_this_backend,
+    has_weights_of,
     load_archive,
     load_structure,
     save_archive,
@@ -285,8 +286,12 @@ def _saved_source(model: keras.Model, settings: KerasSettings, custom: dict[str,
     found = custom_objects_of(written)
     objects = {**found, **registered_objects(model), **custom}
     spec = ModelSpec(ModelInfo.of(model), settings, archive=archive, custom_objects=objects)
-    # Built once here, or the first worker would be the one to find out that it cannot be.
-    rebuilt = spec.build()
+    # Built once here, or the first worker would be the one to find out that it cannot be. Classes of Keras' own are
+    # built without a second copy of the weights, and of the optimizer's state.
+    is_plain = model.built and not objects and all(is_of_keras(type(layer)) for layer in flat_layers(model))
+    rebuilt = spec.build_structure() if is_plain else spec.build()
+    if is_plain and not has_weights_of(archive, model, rebuilt):
+        is_plain, rebuilt = False, spec.build()
     # Keras takes a class with a compile of its own for compiled, and has not called that.
     if model.compiled and (not rebuilt.compiled or getattr(rebuilt, "optimizer", None) is None):
         raise ConfigurationError(
@@ -301,7 +306,7 @@ def _saved_source(model: keras.Model, settings: KerasSettings, custom: dict[str,
             warnings.simplefilter("ignore")
             keras.saving.serialize_keras_object(rebuilt)
         require_same_objects(written, again, custom)
-    if not have_equal_weights(model, rebuilt):
+    if not is_plain and not have_equal_weights(model, rebuilt):
         spec = _with_own_weights(spec, model, rebuilt)
     require_same_switches(model, rebuilt)
     if objects:

@@ -14,7 +14,7 @@ from tables import every_case
 
 from elephant.data.schema import RowSpec, TensorSpec
 from elephant.errors import ConfigurationError
-from elephant.modeling.model_spec import model_source
+from elephant.modeling.model_spec import ModelSpec, model_source
 from elephant.modeling.variables import build_variables, read_variables, write_variables
 
 
@@ -32,6 +32,16 @@ def test_source_when_pickled_then_builds_a_model_with_the_same_weights_and_setti
     x, y = np.ones((4, 3)), np.zeros((4, 2))
     assert rebuilt.evaluate(x, y, verbose=0, return_dict=True) == model.evaluate(x, y, verbose=0, return_dict=True)
     assert rebuilt.get_compile_config()["loss"] == model.get_compile_config()["loss"]
+
+
+def test_source_when_all_is_of_keras_then_no_second_copy_of_weights_and_optimizer_is_made(monkeypatch):
+    model = compiled(keras.layers.BatchNormalization(), keras.layers.Embedding(4, 2), keras.layers.Flatten())
+    model.fit(np.ones((8, 3)), np.zeros((8, 2)), verbose=0)
+    with monkeypatch.context() as patched:
+        patched.setattr(ModelSpec, "build", lambda spec: pytest.fail("the whole model was built"))
+        source = model_source(model)
+    for value, wanted in zip(read_variables(source.build()), read_variables(model), strict=True):
+        np.testing.assert_array_equal(value, wanted)
 
 
 def test_source_when_the_user_s_model_trains_on_then_stays_as_it_was():
