@@ -4,6 +4,7 @@
 
     python benchmarks/gossip.py                              # five seeds of all cases: a quarter of an hour
     python benchmarks/gossip.py --seeds 1 --cases killed
+    python benchmarks/gossip.py --estimator                  # KerasEstimator on Spark in place of the nodes alone
 
 Four workers, a process each, train on a quarter of UCI's digits as scikit-learn carries them, with the nodes, exchanges
 and algorithms of ``mode="gossip"``. A perceptron of 64 hidden units is written in numpy, so that a case takes seconds,
@@ -15,6 +16,9 @@ and order of rows differ. One process trains on the same rows for as many epochs
 * ``frozen``: one is stopped in mid-training, for longer than an exchange may take.
 * ``killed``: one is killed after a quarter of its steps. One that begins from the weights of a peer takes its place.
 * ``sorted``: no two workers have the same classes.
+
+With ``--estimator`` the same perceptron is a Keras model that `elephant.KerasEstimator` trains on four executors of
+this machine, and one process is plain Keras: the cases ``equal`` and ``sorted``.
 
 Prints one line of JSON per case: the accuracy of the average of the weights on the rows that were held out.
 """
@@ -267,31 +271,118 @@ def of_team(algorithm: str, case: str, seed: int, train: Rows, held_out: Rows) -
     return model.accuracy(held_out), time.perf_counter() - began, exchanges, missed
 
 
+def perceptron_of_keras(seed: int) -> Any:
+    """Returns the same perceptron as a compiled Keras model."""
+    import keras
+
+    model = keras.Sequential(
+        [keras.layers.Input((64,)), keras.layers.Dense(HIDDEN, "relu"), keras.layers.Dense(10, "softmax")]
+    )
+    values = np.split(Perceptron(seed).values, np.cumsum([64 * HIDDEN, HIDDEN, HIDDEN * 10]))
+    model.set_weights([value.reshape(weight.shape) for value, weight in zip(values, model.weights, strict=True)])
+    model.compile(keras.optimizers.SGD(RATE, MOMENTUM), "sparse_categorical_crossentropy")
+    return model
+
+
+class Estimators:
+    """Fits of `elephant.KerasEstimator` on Spark, with an executor for each worker."""
+
+    def __init__(self, train: Rows, held_out: Rows) -> None:
+        from elephant.cluster.local import local_session
+
+        self._spark, self._train, self._held_out = local_session(WORKERS), train, held_out
+
+    def one_process(self, seed: int) -> float:
+        """Returns the accuracy of plain Keras on all rows."""
+        import keras
+
+        keras.utils.set_random_seed(seed)
+        model = perceptron_of_keras(seed)
+        model.fit(self._train.x, self._train.y, batch_size=BATCH, epochs=EPOCHS, verbose=0)
+        return self._accuracy(model)
+
+    def of_team(self, algorithm: str, case: str, seed: int) -> tuple[float, float]:
+        """Returns the accuracy of a fit in gossip mode, and its seconds."""
+        import elephant
+
+        parts = [self._train.part(number, by_label=case == "sorted") for number in range(WORKERS)]
+        rows = [[(part.x[row].tolist(), int(part.y[row])) for row in range(len(part.y))] for part in parts]
+        given = self._spark.sparkContext.parallelize(rows, WORKERS).flatMap(list)
+        frame = self._spark.createDataFrame(given, "features array<float>, label int")
+        estimator = elephant.KerasEstimator(
+            model=perceptron_of_keras(seed),
+            mode="gossip",
+            algorithm=algorithm,
+            numWorkers=WORKERS,
+            epochs=EPOCHS,
+            batchSize=BATCH,
+            seed=seed,
+            verbose=0,
+        )
+        began = time.perf_counter()
+        return self._accuracy(estimator.fit(frame).model), time.perf_counter() - began
+
+    def _accuracy(self, model: Any) -> float:
+        scores = model.predict(self._held_out.x, verbose=0)
+        return float(np.mean(scores.argmax(axis=1) == self._held_out.y))
+
+    def close(self) -> None:
+        """Ends Spark."""
+        self._spark.stop()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--algorithms", nargs="+", choices=sorted(WEIGHTS), default=sorted(WEIGHTS))
+    parser.add_argument("--estimator", action="store_true", help="KerasEstimator on Spark, cases equal and sorted")
     arguments = parser.parse_args()
     train, held_out = digits()
-    alone = [one_process(seed, train, held_out) for seed in range(arguments.seeds)]
-    print(json.dumps({"measure": "one_process", "accuracy": round(statistics.mean(alone), 4), "by_seed": alone}))
+    seeds = range(arguments.seeds)
+    if arguments.estimator:
+        fits = Estimators(train, held_out)
+        try:
+            alone = [fits.one_process(seed) for seed in seeds]
+            _tell("one_process_of_keras", alone)
+            for case in [case for case in ("equal", "sorted") if case in arguments.cases]:
+                for algorithm in arguments.algorithms:
+                    _tell("estimator", alone, case, algorithm, [fits.of_team(algorithm, case, seed) for seed in seeds])
+        finally:
+            fits.close()
+        return
+    alone = [one_process(seed, train, held_out) for seed in seeds]
+    _tell("one_process", alone)
     for case in arguments.cases:
         for algorithm in arguments.algorithms:
-            got = [of_team(algorithm, case, seed, train, held_out) for seed in range(arguments.seeds)]
-            accuracies = [accuracy for accuracy, *_ in got]
-            line = {
-                "measure": "gossip",
-                "case": case,
-                "algorithm": algorithm,
-                "accuracy": round(statistics.mean(accuracies), 4),
-                "less_than_one_process": round(statistics.mean(alone) - statistics.mean(accuracies), 4),
-                "lowest": round(min(accuracies), 4),
-                "seconds": round(statistics.median(seconds for _, seconds, *_ in got), 1),
-                "exchanges": sum(one[2] for one in got),
-                "missed": sum(one[3] for one in got),
-            }
-            print(json.dumps(line), flush=True)
+            got = [of_team(algorithm, case, seed, train, held_out) for seed in seeds]
+            _tell("gossip", alone, case, algorithm, got, ("exchanges", "missed"))
+
+
+def _tell(
+    measure: str,
+    alone: list[float],
+    case: str = "",
+    algorithm: str = "",
+    got: list[Any] | None = None,
+    counts: tuple[str, ...] = (),
+) -> None:
+    """Prints a line: accuracies of one process, or of fits that each have an accuracy, seconds and counts."""
+    if got is None:
+        line = {"measure": measure, "accuracy": round(statistics.mean(alone), 4), "by_seed": alone}
+    else:
+        accuracies = [accuracy for accuracy, *_ in got]
+        line = {
+            "measure": measure,
+            "case": case,
+            "algorithm": algorithm,
+            "accuracy": round(statistics.mean(accuracies), 4),
+            "less_than_one_process": round(statistics.mean(alone) - statistics.mean(accuracies), 4),
+            "lowest": round(min(accuracies), 4),
+            "seconds": round(statistics.median(seconds for _, seconds, *_ in got), 1),
+            **{count: sum(one[place] for one in got) for place, count in enumerate(counts, 2)},
+        }
+    print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":

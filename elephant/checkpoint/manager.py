@@ -18,7 +18,7 @@ import threading
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, BinaryIO, Protocol
 
@@ -107,6 +107,21 @@ class Checkpoint:
     result: Sequence[np.ndarray] = ()  # the model's variables at the end, where that is so
 
 
+@dataclass(frozen=True, kw_only=True)
+class SurveyedCheckpoint:
+    """A checkpoint as it lies in a folder, whether it can be gone on from or not."""
+
+    name: str  # of its manifest
+    epochs: int
+    finished: bool = False
+    finite: bool = True
+    num_bytes: int = 0  # of its arrays
+    num_workers: int | None = None
+    history: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    error: str | None = None  # what is wrong with its files
+    manifest: CheckpointManifest | None = None
+
+
 class CheckpointManager:
     """Writes and reads the checkpoints of one fit.
 
@@ -189,6 +204,57 @@ class CheckpointManager:
         if damaged:
             raise self._all_damaged(damaged)
         return None
+
+    def survey(self) -> list[SurveyedCheckpoint]:
+        """Returns the checkpoints that are here, the newest last, with what is wrong with them; reads all files.
+
+        Raises:
+            CheckpointError: The folder or a file cannot be read.
+        """
+        manifests, damaged = self._surveyed()
+        found = [
+            SurveyedCheckpoint(name=name, epochs=epochs_of(name), error=str(error)) for name, error in damaged.items()
+        ]
+        for name, manifest in manifests.items():
+            workers = manifest.facts.get("num_workers")
+            found.append(
+                SurveyedCheckpoint(
+                    name=name,
+                    epochs=manifest.epochs,
+                    finished=manifest.finished,
+                    finite=manifest.finite,
+                    num_bytes=sum(file.num_bytes for file in manifest.files),
+                    num_workers=workers if isinstance(workers, int) else None,
+                    history=manifest.history,
+                    error=self._damage_of(manifest),
+                    manifest=manifest,
+                )
+            )
+        return sorted(found, key=lambda one: one.epochs)
+
+    def _damage_of(self, manifest: CheckpointManifest) -> str | None:
+        try:
+            self._read(manifest, finished=manifest.finished)
+        except (DamagedError, FileNotFoundError) as error:
+            return str(error)
+        except OSError as error:
+            raise self._unreadable(error) from error
+        return None
+
+    def read(self, surveyed: SurveyedCheckpoint) -> Checkpoint:
+        """Returns a checkpoint that `survey` has found whole.
+
+        Raises:
+            CheckpointError: It is damaged, or cannot be read.
+        """
+        try:
+            if surveyed.manifest is None:
+                raise DamagedError(surveyed.error or surveyed.name)
+            return self._read(surveyed.manifest, finished=surveyed.finished)
+        except DamagedError as error:
+            raise self._all_damaged({surveyed.name: error}) from error
+        except OSError as error:
+            raise self._unreadable(error) from error
 
     def save(self, state: FitState, *, finished: bool = False) -> None:
         """Writes a checkpoint, and removes all but the last two.

@@ -46,6 +46,12 @@ exit codes: 0 the page is written; 1 a file cannot be read or written; 2 wrong a
 
 Of a fit that still runs, or that has died, the page shows what has come so far, and says so
 """
+_CHECKPOINTS_EPILOG = """\
+exit codes: 0 all are whole; 1 some are damaged, or there are none; 2 wrong arguments
+
+A checkpoint has the numbers of a model, and not its layers: --model says what these are,
+a .keras file or module:function, compiled as it was for the fit
+"""
 _EVENTS = ".jsonl"
 # Commands whose arguments are settings, as those of a job are.
 _OF_SETTINGS = {
@@ -74,6 +80,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from elephant.cli.verify import verify
 
             return verify(given.arguments)
+        if given.command == "checkpoints":
+            from elephant.cli.checkpoints import checkpoints
+
+            return checkpoints(given)
         return _report(given) if given.command == "report" else _diagnose(given)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
@@ -178,6 +188,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("--json", action="store_true", help="print JSON in place of the table")
     _add_run(commands.add_parser)
     _add_report(commands.add_parser)
+    _add_checkpoints(commands.add_parser)
     for name, text in _OF_SETTINGS.items():
         commands.add_parser(name, help=text, add_help=False)
     return parser
@@ -196,6 +207,25 @@ def _add_report(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
     )
     report.add_argument(
         "--output", type=_text, default=".", metavar="PATH", help="file, or folder, to write to (this folder)"
+    )
+
+
+def _add_checkpoints(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
+    checkpoints = add_parser(
+        "checkpoints",
+        help="list the checkpoints of a fit, check their files, and save one as a .keras file",
+        description="Lists the checkpoints in a folder and reads all their files; saves one as a .keras file.",
+        epilog=_CHECKPOINTS_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    checkpoints.add_argument(
+        "path", type=_text, metavar="PATH", help="the fit's checkpointPath: a path, or a URL that pyarrow opens"
+    )
+    checkpoints.add_argument("--json", action="store_true", help="print a line of JSON for each in place of the table")
+    checkpoints.add_argument("--export", type=_text, metavar="FILE.keras", help="save the newest one that is whole")
+    checkpoints.add_argument("--epochs", type=_count, metavar="N", help="save the one after so many epochs")
+    checkpoints.add_argument(
+        "--model", type=_text, metavar="MODEL", help="its layers: a .keras file, or module:function"
     )
 
 

@@ -219,7 +219,7 @@ def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
     lists or dictionaries that are attributes.
     """
     found: dict[int, keras.optimizers.Optimizer] = {}
-    for value in (model.optimizer, *_attributes(model)):
+    for value in (getattr(model, "optimizer", None), *_attributes(model)):
         if isinstance(value, keras.optimizers.Optimizer):
             found.setdefault(id(value), value)
     inner = {id(part) for optimizer in found.values() for part in parts_of(optimizer) if part is not optimizer}

@@ -21,6 +21,7 @@ import numpy as np
 
 from elephant.backends import current
 from elephant.backends.keras_private import optimized_variables
+from elephant.checkpoint.manager import Checkpoint
 from elephant.checkpoint.state import FitState, identity_of, is_saved, joined, named, require_same_optimizers
 from elephant.collective.communicator import Communicator
 from elephant.data.schema import RowSpec
@@ -39,6 +40,7 @@ from elephant.modeling.variable_paths import (
 )
 from elephant.modeling.variables import (
     OF_CHECKPOINT,
+    build_variables,
     optimizer_names,
     optimizers_of,
     rated_optimizers,
@@ -286,6 +288,26 @@ def restore(model: keras.Model, job: TrainingJob, communicator: Communicator) ->
     for name, variable in _generators(model).items():
         if (numbers := state.arrays.get(prefix + name)) is not None:
             variable.assign(numbers.astype(variable.dtype))
+
+
+def assign_checkpoint(model: keras.Model, checkpoint: Checkpoint) -> None:
+    """Gives a model of this process the weights of a checkpoint, and its optimizer what it had, for use without a fit.
+
+    Args:
+        model: Compiled as the one that was trained, or not compiled: then it gets the weights alone.
+
+    Raises:
+        ConfigurationError: The checkpoint is that of another model.
+    """
+    compiled = getattr(model, "optimizer", None) is not None
+    build_variables(model, None)
+    if compiled and "optimizers" in checkpoint.state.facts:
+        require_same_optimizers(checkpoint.state.facts, optimizer_names(model))
+        _build_optimizers(model, checkpoint.state.facts["optimizers"])
+    state = by_path(checkpoint.state, model)
+    result = dict(zip(state.variable_names, checkpoint.result, strict=True)) if checkpoint.finished else {}
+    arrays = {**state.arrays, **result}
+    assign_state(state_paths(model), arrays, remedy=OF_CHECKPOINT, partly=("optimizer",))
 
 
 def restore_optimizers(model: keras.Model, state: FitState, job: TrainingJob, communicator: Communicator) -> None:

@@ -1,0 +1,140 @@
+"""``elephant checkpoints``: what a folder of them has, whether its files are whole, and one of them as a model."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from elephant.errors import CheckpointError, ConfigurationError, ElephantError
+
+if TYPE_CHECKING:
+    from elephant.checkpoint.manager import CheckpointManager, SurveyedCheckpoint
+
+NAME = "elephant checkpoints"
+_SUFFIX = ".keras"
+_WIDTH = 120
+
+
+def checkpoints(given: argparse.Namespace) -> int:
+    """Lists the checkpoints of a folder, the newest last, or saves one as a model; returns the exit code."""
+    from elephant.checkpoint.manager import CheckpointManager
+    from elephant.storage.folder import folder_at
+
+    try:
+        _require_both(given)
+        manager = CheckpointManager(folder_at(given.path), option="PATH", again="ask again")
+        found = manager.survey()
+        if given.export is not None:
+            return _export(manager, found, given)
+    except ConfigurationError as error:
+        return _failed(error, 2)
+    except (ElephantError, OSError) as error:
+        return _failed(error, 1)
+    sys.stdout.write((_as_json(found) if given.json else _as_table(found)) + "\n")
+    return 0 if found and all(one.error is None for one in found) else 1
+
+
+def _require_both(given: argparse.Namespace) -> None:
+    if (given.export is None) != (given.model is None):
+        received = "--model alone" if given.export is None else "--export alone"
+        raise ConfigurationError(
+            f"expected --export FILE{_SUFFIX} and --model together: a checkpoint has numbers, and no layers. "
+            f"Received: {received}."
+        )
+    if given.export is not None and not given.export.endswith(_SUFFIX):
+        raise ConfigurationError(f"--export: expected a name that ends in {_SUFFIX}. Received: {given.export!r}.")
+
+
+def _failed(error: Exception, code: int) -> int:
+    sys.stderr.write(f"{NAME}: {error}\n")
+    return code
+
+
+def _export(manager: CheckpointManager, found: Sequence[SurveyedCheckpoint], given: argparse.Namespace) -> int:
+    wanted = [one for one in found if given.epochs in (None, one.epochs)]
+    if not wanted:
+        known = ", ".join(str(one.epochs) for one in found) or "none"
+        asked = "any checkpoint" if given.epochs is None else f"one after {given.epochs} epochs"
+        raise CheckpointError(f"PATH: expected {asked}. Received: a folder with {known}.")
+    whole = [one for one in wanted if one.error is None]
+    if not whole:
+        raise CheckpointError(f"PATH: expected a checkpoint that is whole. Received: {wanted[-1].error}.")
+    model = _built(given.model)
+    from elephant.rank.checkpoints import assign_checkpoint
+
+    assign_checkpoint(model, manager.read(whole[-1]))
+    model.save(given.export)
+    sys.stdout.write(f"{given.export}: {model.name!r} after {whole[-1].epochs} epochs\n")
+    return 0
+
+
+def _built(name: str) -> Any:
+    """Returns the model of a file of Keras', or of ``module:function``."""
+    # As `python -m` has it: the module is looked for where the user is.
+    sys.path += [folder for folder in (os.getcwd(),) if folder not in sys.path]
+    import keras
+
+    from elephant.jobs.inputs import resolve
+    from elephant.kinds import is_reference
+
+    if is_reference(name):
+        model = resolve("--model", name)()
+    else:
+        try:
+            model = keras.saving.load_model(name)
+        except (OSError, TypeError, ValueError) as error:
+            raise ConfigurationError(
+                f"--model: expected a .keras file that Keras can load, or module:function. Received: {name!r}: "
+                f"{str(error).splitlines()[0]}"
+            ) from error
+    if not isinstance(model, keras.Model):
+        raise ConfigurationError(f"--model: expected a keras.Model. Received: {type(model).__name__} of {name!r}.")
+    return model
+
+
+def _row(one: SurveyedCheckpoint) -> dict[str, Any]:
+    last = {name: values[-1] for name, values in one.history.items() if values}
+    return {
+        "epochs": one.epochs,
+        "ended": one.finished,
+        "finite": one.finite,
+        "bytes": one.num_bytes,
+        "workers": one.num_workers,
+        "whole": one.error is None,
+        "error": one.error,
+        "metrics": last,
+        "file": one.name,
+    }
+
+
+def _as_json(found: Sequence[SurveyedCheckpoint]) -> str:
+    return "\n".join(json.dumps(_row(one)) for one in found) or "[]"
+
+
+def _as_table(found: Sequence[SurveyedCheckpoint]) -> str:
+    """Returns one line for each checkpoint, and below it what is wrong with its files."""
+    from rich.console import Console
+    from rich.table import Table
+
+    if not found:
+        return "no checkpoints"
+    table = Table(box=None, pad_edge=False, header_style="")
+    for title in ("epochs", "files", "bytes", "workers", "model", "last metrics"):
+        table.add_column(title, justify="right" if title in ("epochs", "bytes", "workers") else "left")
+    for one in found:
+        row = _row(one)
+        metrics = " ".join(f"{name}={value:.4g}" for name, value in row["metrics"].items() if isinstance(value, float))
+        state = ("ended, " if one.finished else "") + ("finite" if one.finite else "NaN or infinite")
+        workers = "" if one.num_workers is None else str(one.num_workers)
+        table.add_row(
+            str(one.epochs), "whole" if one.error is None else "DAMAGED", f"{one.num_bytes:,}", workers, state, metrics
+        )
+    output = io.StringIO()
+    Console(file=output, width=_WIDTH, force_terminal=False, force_jupyter=False).print(table)
+    errors = [f"{one.name}: {one.error}" for one in found if one.error is not None]
+    return "\n".join([*(line.rstrip() for line in output.getvalue().splitlines()), *errors])
