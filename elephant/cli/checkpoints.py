@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -64,37 +63,11 @@ def _export(manager: CheckpointManager, found: Sequence[SurveyedCheckpoint], giv
     whole = [one for one in wanted if one.error is None]
     if not whole:
         raise CheckpointError(f"PATH: expected a checkpoint that is whole. Received: {wanted[-1].error}.")
-    model = _built(given.model)
-    from elephant.rank.checkpoints import assign_checkpoint
+    from elephant.jobs.checkpoint_export import export
 
-    assign_checkpoint(model, manager.read(whole[-1]))
-    model.save(given.export)
-    sys.stdout.write(f"{given.export}: {model.name!r} after {whole[-1].epochs} epochs\n")
+    name = export(manager.read(whole[-1]), given.model, given.export)
+    sys.stdout.write(f"{given.export}: {name!r} after {whole[-1].epochs} epochs\n")
     return 0
-
-
-def _built(name: str) -> Any:
-    """Returns the model of a file of Keras', or of ``module:function``."""
-    # As `python -m` has it: the module is looked for where the user is.
-    sys.path += [folder for folder in (os.getcwd(),) if folder not in sys.path]
-    import keras
-
-    from elephant.jobs.inputs import resolve
-    from elephant.kinds import is_reference
-
-    if is_reference(name):
-        model = resolve("--model", name)()
-    else:
-        try:
-            model = keras.saving.load_model(name)
-        except (OSError, TypeError, ValueError) as error:
-            raise ConfigurationError(
-                f"--model: expected a .keras file that Keras can load, or module:function. Received: {name!r}: "
-                f"{str(error).splitlines()[0]}"
-            ) from error
-    if not isinstance(model, keras.Model):
-        raise ConfigurationError(f"--model: expected a keras.Model. Received: {type(model).__name__} of {name!r}.")
-    return model
 
 
 def _row(one: SurveyedCheckpoint) -> dict[str, Any]:
