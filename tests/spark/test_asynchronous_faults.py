@@ -13,6 +13,7 @@ import psutil
 import pytest
 from counting_model import counted, counting_data, counting_model, weights_of
 from process_tree import executor_of, processes_of, ranks_in, task_of
+from servers import until
 from spark_frames import partitioned_frame, split_rows
 
 from elephant import KerasEstimator
@@ -96,11 +97,13 @@ def kill_server():
     """Kills the one server, and returns the one that takes its place."""
     (lost,) = processes_of("elephant.parameter_server")
     lost.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + WAIT_S
-    while not (found := [server for server in processes_of("elephant.parameter_server") if server != lost]):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return found[0]
+    until(lambda: set(processes_of("elephant.parameter_server")) - {lost}, "a server in its place")
+    (found,) = set(processes_of("elephant.parameter_server")) - {lost}
+    return found
+
+
+def listening_ports(process):
+    return [one.laddr.port for one in process.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
 
 
 def free_port():
@@ -125,8 +128,8 @@ def test_fit_when_server_task_process_and_executor_are_lost_then_all_come_back_a
     port = free_port()
 
     def lose_server_task_and_process(workers):
-        (listening,) = (one.laddr for one in kill_server().net_connections("tcp") if one.status == psutil.CONN_LISTEN)
-        assert listening.port == port
+        server = kill_server()
+        until(lambda: port in listening_ports(server), "the server on its port")
         os.kill(workers[1], signal.SIGSTOP)
         task_of(workers[0]).kill()
 
