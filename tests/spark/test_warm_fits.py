@@ -1,5 +1,9 @@
 """Fits and predictions in processes that an executor's fork server has made, one after the other in one session."""
 
+import os
+import subprocess
+import sys
+import textwrap
 import time
 
 import keras
@@ -118,3 +122,40 @@ def await_none(found):
     while left := found():
         assert time.monotonic() < deadline, left
         time.sleep(0.1)
+
+
+SCRIPT = """
+    import os, signal, sys
+
+    sys.path.insert(0, sys.argv[1])
+    import keras
+    from keras_reference import classifier_data, regression_model
+    from spark_frames import partitioned_frame, split_rows
+    from elephant import KerasEstimator
+    from elephant.cluster.local import local_session
+
+    session = local_session(2, conf={"spark.local.dir": sys.argv[2]})
+    rows = split_rows(classifier_data(20), (12, 8))
+    frame = partitioned_frame(session, rows, "features array<double>, label double")
+    fitted = KerasEstimator(model=regression_model("sgd"), numWorkers=2, batchSize=8).fit(frame)
+    assert len(fitted.transform(frame).collect()) == 20
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.timeout(170)
+@pytest.mark.slow("a session of its own; tests/task/test_warm_processes.py ends servers with their executor")
+def test_session_when_its_driver_is_killed_then_no_process_of_it_is_left(tmp_path):
+    script, local = tmp_path / "session.py", tmp_path / "local"
+    script.write_text(textwrap.dedent(SCRIPT), encoding="utf-8")
+    local.mkdir()
+    support = os.path.dirname(sys.modules["keras_reference"].__file__)
+    command = [sys.executable, str(script), support, str(local)]
+    # Whatever it writes is on the disk: what it starts and leaves would keep a pipe open.
+    with open(tmp_path / "log", "w") as log:
+        code = subprocess.run(command, stdout=log, stderr=log, timeout=150).returncode
+    text = (tmp_path / "log").read_text()
+    assert code == -9, text
+    assert "2 of 2 processes were forked" in text
+    await_none(lambda: forked_in(local))
+    await_none(lambda: list(local.glob("**/forkserver-*")) + list(local.glob("**/model-*")))
