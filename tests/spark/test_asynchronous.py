@@ -1,4 +1,4 @@
-"""Asynchronous fits on executors in processes of their own: every algorithm, one worker exactly, callbacks, waves."""
+"""Asynchronous fits on executors in processes of their own: the first fit, windows, callbacks, waves."""
 
 import os
 import threading
@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 from counting_model import counted, counting_data, counting_model, weights_of
-from keras_reference import classifier_data, fit_one_process
+from keras_reference import classifier_data
 from process_tree import processes_of
 from spark_frames import partitioned_frame, split_rows
 from tiers import name_of
@@ -73,15 +73,8 @@ def test_fit_when_asynchronous_then_a_server_applies_every_batch_once_and_the_mo
     assert loaded.training_statistics == statistics and not loaded.hasSummary
 
 
-ALGORITHMS = [
-    {"algorithm": "adag", "frequency": 3, "parameterServers": 2, "compression": "bfloat16"},
-    {"algorithm": "aeasgd:0.5", "frequency": "epoch", "serverPlacement": "executors"},
-]
-
-
-@pytest.mark.slow("a fit per algorithm; tests/rank/test_push_windows.py holds each of them exactly")
-@pytest.mark.parametrize("options", ALGORITHMS, ids=lambda options: options["algorithm"])
-def test_fit_when_windows_are_exchanged_with_several_servers_or_elastically_then_its_loss_falls(spark, options):
+@pytest.mark.slow("a fit; tests/rank/test_push_windows.py holds each algorithm exactly")
+def test_fit_when_windows_are_exchanged_with_several_servers_then_its_loss_falls(spark):
     def unbuilt():
         # Without an Input: the driver learns the width from the first row.
         keras.utils.set_random_seed(0)
@@ -90,52 +83,14 @@ def test_fit_when_windows_are_exchanged_with_several_servers_or_elastically_then
         return model
 
     columns = classifier_data(320)
-    model = unbuilt if options["algorithm"] == "adag" else unbuilt()
-    estimator = estimator_of(model, numWorkers=2, epochs=6, validationFraction=0.2, **options)
+    options = {"algorithm": "adag", "frequency": 3, "parameterServers": 2, "compression": "bfloat16"}
+    estimator = estimator_of(unbuilt, numWorkers=2, epochs=6, validationFraction=0.2, **options)
     fitted = estimator.fit(frame_of(spark, columns, (160, 160)))
     variance = float(np.var(columns["label"]))
     assert fitted.history["val_loss"][-1] < 0.5 * variance, fitted.history
     assert len(fitted.history["loss"]) == 6
     predicted = fitted.model.predict(columns["features"], verbose=0)[:, 0]
     assert np.mean((predicted - columns["label"]) ** 2) < 0.5 * variance
-
-
-def normalising_model(optimizer):
-    keras.utils.set_random_seed(0)
-    layers = [keras.layers.Dense(8, "tanh"), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
-    model = keras.Sequential([keras.layers.Input((6,)), *layers])
-    model.compile(optimizer, "mse", metrics=["mae"])
-    return model
-
-
-@pytest.mark.slow("a fit; tests/rank/test_asynchronous.py and test_driver_callbacks.py hold the parts")
-def test_fit_when_one_worker_trains_then_everything_equals_one_process_and_callbacks_run_here(spark):
-    class Epochs(keras.callbacks.Callback):
-        seen = ()
-
-        def on_epoch_end(self, epoch, logs=None):
-            import os
-
-            kernel = keras.ops.convert_to_numpy(self.model.weights[0])
-            self.seen = (*self.seen, (epoch, os.getpid(), float(kernel.sum())))
-
-    columns = classifier_data(40)
-    model = normalising_model(keras.optimizers.Adam(0.02))
-    epochs = Epochs()
-    fitted = estimator_of(model, numWorkers=1, epochs=3, shuffle=False, callbacks=[epochs]).fit(
-        frame_of(spark, columns, (40,))
-    )
-    batches = [{name: values[at : at + 8] for name, values in columns.items()} for at in range(0, 40, 8)]
-    expected, history = fit_one_process(model, batches * 3, epochs=3)
-    # Moving statistics of the normalization among them.
-    for value, wanted in zip(fitted.model.get_weights(), expected, strict=True):
-        np.testing.assert_allclose(value, wanted, atol=1e-5)
-    for name in history:
-        np.testing.assert_allclose(fitted.history[name], history[name], rtol=1e-4)
-    assert [(epoch, process) for epoch, process, _ in epochs.seen] == [(epoch, os.getpid()) for epoch in range(3)]
-    assert abs(epochs.seen[-1][2] - expected[0].sum()) < 1e-4
-    slots = fitted.model.optimizer
-    assert int(slots.iterations) == 15 and float(np.abs(keras.ops.convert_to_numpy(slots.variables[2])).sum()) > 0
 
 
 @pytest.mark.slow("a fit; tests/driver/test_driver_callbacks.py holds the decision")
@@ -197,16 +152,3 @@ def test_fit_when_there_are_no_rows_to_train_on_then_says_so(spark):
 def test_options_when_they_cannot_work_then_the_constructor_says_why(options, error, text):
     with pytest.raises(error, match=text):
         estimator_of(counting_model(), **options)
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "options", "text"),
-    [
-        (keras.optimizers.Lion(), {}, "optimizer: expected one of SGD.*frequency=k"),
-        (keras.optimizers.SGD(0.1), {"algorithm": "eamsgd"}, "algorithm='eamsgd': expected .*SGD with momentum"),
-    ],
-    ids=["not translated", "no momentum"],
-)
-def test_fit_when_the_optimizer_cannot_train_with_servers_then_says_what_to_do(spark, optimizer, options, text):
-    with pytest.raises(UnsupportedError, match=text):
-        estimator_of(counting_model(optimizer), **options).fit(frame_of(spark, counting_data(4), (4,)))

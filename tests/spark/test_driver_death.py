@@ -1,4 +1,4 @@
-"""A driver that dies takes its workers with it, and its parameter servers, wherever these are."""
+"""A driver that dies takes its workers with it, its parameter servers, and what waits for the next fit."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from process_tree import runs, with_servers
+from process_tree import forked_in, predicts, runs, with_servers
 
 SUPPORT = str(Path(__file__).resolve().parents[1] / "support")
 SCRIPT = """
@@ -27,32 +27,33 @@ class Slow(keras.callbacks.Callback):
         time.sleep(0.1)
 
 sys_argv_1 = sys.argv[1]
-session = local_session(6)
+session = local_session(3, conf={"spark.local.dir": sys.argv[3]})
 frame = partitioned_frame(session, split_rows(classifier_data(40), (20, 20)), "features array<double>, label double")
 
-def fit(mode, workers, **options):
-    model = regression_model("sgd")
-    estimator = KerasEstimator(model=model, mode=mode, numWorkers=workers, epochs=10000, batchSize=2, **options)
-    estimator.setVerbose(0).setCallbacks([Slow()]).fit(frame)
+def fit(mode, epochs, callbacks, **options):
+    estimator = KerasEstimator(regression_model("sgd"), mode=mode, epochs=epochs, batchSize=2, **options)
+    return estimator.setVerbose(0).setCallbacks(callbacks).fit(frame)
 
-threading.Thread(target=fit, args=("asynchronous", 1), daemon=True).start()
-threading.Thread(target=fit, args=("asynchronous", 2), kwargs={"serverPlacement": "executors"}, daemon=True).start()
-fit("synchronous", 2)
+# Python workers keep the processes that predict.
+assert len(fit("synchronous", 1, []).transform(frame).collect()) == 40
+options = {"serverPlacement": "executors"}
+threading.Thread(target=fit, args=("asynchronous", 10000, [Slow()]), kwargs=options, daemon=True).start()
+fit("synchronous", 10000, [Slow()])
 """
-WORKERS, SERVERS = 5, 2
+WORKERS, SERVERS = 2, 1
 
 
 @pytest.mark.slow("a driver with a cluster of its own")
 @pytest.mark.timeout(400)
 def test_ranks_and_servers_when_the_driver_is_killed_then_end_in_ten_seconds(tmp_path):
-    script, marker = tmp_path / "fit.py", tmp_path / "ranks"
+    script, marker, local = tmp_path / "fit.py", tmp_path / "ranks", tmp_path / "local"
     script.write_text(SCRIPT, encoding="utf-8")
     snapshots = tmp_path / "snapshots"
-    marker.mkdir()
-    snapshots.mkdir()
+    for folder in (marker, local, snapshots):
+        folder.mkdir()
     with open(tmp_path / "log", "w") as log:
         environment = {**os.environ, "TMPDIR": str(snapshots)}
-        command = [sys.executable, str(script), str(marker), SUPPORT]
+        command = [sys.executable, str(script), str(marker), SUPPORT, str(local)]
         driver = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
     below = []
     try:
@@ -64,6 +65,7 @@ def test_ranks_and_servers_when_the_driver_is_killed_then_end_in_ten_seconds(tmp
         below = list({*psutil.Process(driver.pid).children(recursive=True), *with_servers(ranks)})
         servers = [process.pid for process in below if runs(process, "elephant.parameter_server")]
         assert len(servers) == SERVERS
+        assert [process for process in forked_in(local) if predicts(process)]
         os.kill(driver.pid, signal.SIGKILL)
         driver.wait()
         mine = [process for process in below if process.pid in ranks + servers]
@@ -73,6 +75,10 @@ def test_ranks_and_servers_when_the_driver_is_killed_then_end_in_ten_seconds(tmp
         assert list(snapshots.glob("**/elephant-server-*")) == []
         _, alive = psutil.wait_procs(below, timeout=30)
         assert [process.cmdline() for process in alive] == []
+        deadline = time.monotonic() + 30
+        while left := [*forked_in(local), *local.glob("**/forkserver-*"), *local.glob("**/model-*")]:
+            assert time.monotonic() < deadline, left
+            time.sleep(0.1)
     finally:
         for process in [*below, psutil.Process(driver.pid)] if driver.poll() is None else below:
             if process.is_running():

@@ -68,11 +68,8 @@ def test_fit_when_partitions_are_uneven_then_weights_equal_one_process_and_plan_
     assert [line.split()[0] for line in shown if "/2" in line and "step" not in line] == ["1/2", "2/2"]
 
 
-@pytest.mark.slow(
-    "a fit in each kind of mode; test_coordinator and test_client of the parameter server count strangers"
-)
-@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
-def test_fit_when_a_stranger_comes_then_goes_on_and_says_who_it_was(spark, capsys, monkeypatch, mode):
+@pytest.mark.slow("a fit; test_coordinator and test_client of the parameter server count strangers")
+def test_fit_when_a_stranger_comes_then_goes_on_and_says_who_it_was(spark, capsys, monkeypatch):
     strangers = []
 
     class Visited(Channel):
@@ -83,7 +80,7 @@ def test_fit_when_a_stranger_comes_then_goes_on_and_says_who_it_was(spark, capsy
 
     monkeypatch.setattr("elephant.driver.run_ranks.Channel", Visited)
     frame = partitioned_frame(spark, split_rows(classifier_data(20), [10, 10]), SCHEMA)
-    estimator = KerasEstimator(model=regression_model(keras.optimizers.SGD(0.1)), numWorkers=2, mode=mode)
+    estimator = KerasEstimator(model=regression_model(keras.optimizers.SGD(0.1)), numWorkers=2)
     fitted = estimator.fit(frame)
     for stranger in strangers:
         stranger.close()
@@ -111,24 +108,14 @@ def test_fit_when_40_rows_lie_in_50_partitions_then_every_row_is_computed_once_a
     np.testing.assert_allclose(fitted.history["loss"], history["loss"], rtol=1e-4)
 
 
-@pytest.mark.slow("a fit; tests/rank/test_synchronous.py holds ranks without rows")
-def test_fit_when_rows_are_fewer_than_workers_then_trains(spark):
-    columns = classifier_data(2)
-    frame = partitioned_frame(spark, split_rows(columns, [2]), SCHEMA)
-    model = regression_model(keras.optimizers.SGD(0.1))
-    fitted = KerasEstimator(model=model, numWorkers=3, epochs=2, batchSize=2, shuffle=False, verbose=0).fit(frame)
-    expected, _ = fit_one_process(model, [columns] * 2, epochs=2)
-    for value, wanted in zip(fitted.model.get_weights(), expected, strict=True):
-        np.testing.assert_allclose(value, wanted, atol=TOLERANCE)
-
-
 @pytest.mark.slow("a fit")
-def test_fit_when_parts_of_a_union_match_the_workers_then_trains_all_the_same(spark):
-    columns = classifier_data(20)
-    half = partitioned_frame(spark, split_rows(columns, [20]), SCHEMA)
+def test_fit_when_parts_of_a_union_match_the_workers_and_rows_are_fewer_then_trains_all_the_same(spark):
+    columns = classifier_data(1)
+    row, none = (partitioned_frame(spark, split_rows(columns, [size]), SCHEMA) for size in (1, 0))
     model = regression_model(keras.optimizers.SGD(0.1))
-    fitted = KerasEstimator(model=model, numWorkers=2, batchSize=40, verbose=0).fit(half.union(half).cache())
-    expected, _ = fit_one_process(model, [columns], epochs=1)
+    frame = row.union(row).union(none).cache()
+    fitted = KerasEstimator(model=model, numWorkers=3, epochs=2, batchSize=2, verbose=0).fit(frame)
+    expected, _ = fit_one_process(model, [columns] * 2, epochs=2)
     for value, wanted in zip(fitted.model.get_weights(), expected, strict=True):
         np.testing.assert_allclose(value, wanted, atol=TOLERANCE)
 
@@ -241,44 +228,14 @@ def test_fit_when_there_are_no_rows_then_says_so(spark):
     estimator = KerasEstimator(model=regression_model("sgd"), numWorkers=2, verbose=0)
     rows = spark.createDataFrame([([0.0] * 6, 1.0)], SCHEMA)
     # Of some of them Spark knows it before, and makes no task at all.
-    for frame in (spark.createDataFrame([], SCHEMA), rows.limit(0), rows.where("label > 1").repartition(3)):
+    for frame in (spark.createDataFrame([], SCHEMA), rows.where("label > 1").repartition(3)):
         with pytest.raises(DataError, match="expected rows to train on. Received: a DataFrame without rows"):
             estimator.fit(frame)
 
 
-def test_fit_when_all_rows_are_marked_for_validation_then_says_so(spark):
-    frame = spark.createDataFrame([([0.0] * 6, 1.0, True)], SCHEMA + ", marked boolean")
-    with pytest.raises(DataError, match="all marked for validation"):
-        KerasEstimator(model=regression_model("sgd"), validationIndicatorCol="marked", verbose=0).fit(frame)
-
-
-another_row = pytest.mark.slow("tests/data/test_shard.py holds what is refused")
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        pytest.param(
-            [([0.0] * 6, None)],
-            "column 'label': expected a value in every row. Received: null in row 0",
-            id="null label",
-            marks=another_row,
-        ),
-        pytest.param(
-            [([0.0] * 6, 1.0), ([0.0] * 5, 1.0)],
-            "column 'features': expected 6 values .* Received: 5 values in row 1",
-            id="wrong width",
-        ),
-        pytest.param(
-            [([0.0] * 5 + [None], 1.0)],
-            "column 'features', element 5: expected a number. Received: null in row 0",
-            id="null element",
-            marks=another_row,
-        ),
-    ],
-)
-def test_fit_when_a_row_is_unusable_then_the_error_names_column_and_row(spark, rows, message):
-    frame = partitioned_frame(spark, [rows], SCHEMA)
+def test_fit_when_a_row_is_unusable_then_the_error_names_column_and_row(spark):
+    frame = partitioned_frame(spark, [[([0.0] * 6, 1.0), ([0.0] * 5, 1.0)]], SCHEMA)
+    message = "column 'features': expected 6 values .* Received: 5 values in row 1"
     with pytest.raises(DataError, match=message):
         KerasEstimator(model=regression_model("sgd"), verbose=0).fit(frame)
 

@@ -70,13 +70,12 @@ def test_fit_when_rank_0_hosts_then_equals_one_process(hosted, capsys, mode, wor
     assert "rank 0 coordinates this run" in shown and "2/2" in shown
 
 
-@pytest.mark.slow("a fit per engine; tests/driver/test_replay.py holds how errors travel")
-@pytest.mark.parametrize(("mode", "workers"), MODES)
-def test_fit_when_rank_0_hosts_and_a_callback_raises_then_the_error_is_whole(hosted, capsys, mode, workers):
+@pytest.mark.slow("a fit; tests/driver/test_replay.py holds how errors travel")
+def test_fit_when_rank_0_hosts_and_a_callback_raises_then_the_error_is_whole(hosted, capsys):
     with pytest.raises(WorkerFailure, match="of the user's own") as failed:
-        estimator_of(mode, workers, callbacks=[callback_that_raises()]).fit(frame_of(hosted))
+        estimator_of("synchronous", 2, callbacks=[callback_that_raises()]).fit(frame_of(hosted))
     assert failed.value.host and "on_epoch_end" in failed.value.traceback
-    # The plan was heard before, and what the callback has said itself: in asynchronous mode both in its process.
+    # The plan was heard before, and what the callback has said itself.
     shown = capsys.readouterr().out
     assert "training rows" in shown and "] said before it fails" in shown
 

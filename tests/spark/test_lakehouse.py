@@ -27,13 +27,13 @@ PREAMBLE = """
 
     def session(**settings):
         settings = {name.replace("__", "."): value for name, value in settings.items()}
-        spark = local_session(2, conf={"spark.jars": sys.argv[3], "spark.sql.shuffle.partitions": "2", **settings})
+        spark = local_session(1, conf={"spark.jars": sys.argv[3], "spark.sql.shuffle.partitions": "2", **settings})
         rows = list(zip(numbers.tolist(), columns["features"].tolist(), columns["label"].tolist()))
         return spark, spark.createDataFrame(rows, "id long, features array<float>, label double").coalesce(2)
 
 
     def estimator(batch_size):
-        return KerasEstimator(model=counting_model(), numWorkers=2, batchSize=batch_size, shuffle=False, verbose=0)
+        return KerasEstimator(model=counting_model(), batchSize=batch_size, shuffle=False, verbose=0)
 
 
     def require_counted(source, kept=numbers >= 0):

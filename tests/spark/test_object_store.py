@@ -28,11 +28,11 @@ SCRIPT = """
 
 
     def session(more):
-        return local_session(2, conf={**settings, **{f"spark.executorEnv.{name}": more[name] for name in more}})
+        return local_session(1, conf={**settings, **{f"spark.executorEnv.{name}": more[name] for name in more}})
 
 
     def estimator(**options):
-        return KerasEstimator(model=counting_model(), numWorkers=2, batchSize=64, shuffle=False, verbose=0, **options)
+        return KerasEstimator(model=counting_model(), batchSize=64, shuffle=False, verbose=0, **options)
 
 
     def require_counted(fitted, epochs=1):
