@@ -1,4 +1,4 @@
-"""What clients of Spark Connect do in the tests: ``connect_clients.py URL FUNCTION ARGUMENT...``, in a new process.
+"""What clients of Spark Connect do in the tests.
 
 ``connect_clients.py URL`` imports Keras and PySpark once, and then makes a client of each line that it reads, in a
 process that is forked for it: what a client imports takes longer than what most of them do.
@@ -74,16 +74,7 @@ def fit_asynchronously(spark, hosting):
     assert seen.epochs == ([] if hosting == "executors" else [0, 1])
 
 
-def fit_without_locks(spark, hosting):
-    """Hogwild learns."""
-    model = regression_model(keras.optimizers.SGD(0.05))
-    options = {"mode": "hogwild", "epochs": 3, "batchSize": 4, "verbose": 0}
-    fitted = KerasEstimator(model=model, numWorkers=2, **options).fit(frame_of(spark, data()))
-    assert fitted.history["loss"][-1] < 0.9 * fitted.history["loss"][0]
-    assert len(fitted.history["loss"]) == 3
-
-
-FITS = {"synchronous": fit_synchronously, "asynchronous": fit_asynchronously, "hogwild": fit_without_locks}
+FITS = {"synchronous": fit_synchronously, "asynchronous": fit_asynchronously}
 
 
 class SeesEpochs(keras.callbacks.Callback):
@@ -104,20 +95,23 @@ class FailsInEpoch(keras.callbacks.Callback):
             raise ValueError("this callback fails in its second epoch")
 
 
-def fail(spark, hosting):
-    """Errors arrive whole, in whatever way they come."""
+def fail(spark, hosting, folder):
+    """Errors arrive whole, in whatever way they come, and a fit goes on from the checkpoint before its own."""
     spark.conf.set("spark.elephant.coordinator", hosting)
-    frame, model = frame_of(spark, data()), regression_model(keras.optimizers.SGD(0.05))
+    frame, model = frame_of(spark, data()), regression_model(keras.optimizers.SGD(0.05, momentum=0.9))
+    expected, _ = reference(model, 3)
 
     def estimator(**options):
-        return KerasEstimator(model=model, numWorkers=2, epochs=3, **{"verbose": 0, **options})
+        return KerasEstimator(model=model, numWorkers=2, epochs=3, batchSize=ROWS, **{"verbose": 0, **options})
 
+    path = f"{folder}/checkpoints"
     with pytest.raises(WorkerFailure) as failed:
-        estimator(callbacks=[FailsInEpoch()], verbose=1).fit(frame)
+        estimator(callbacks=[FailsInEpoch()], checkpointPath=path, verbose=1).fit(frame)
     # Both ranks fail of it: either may have been the first.
     assert failed.value.rank in (0, 1) and failed.value.host and failed.value.executor
     assert "ValueError: this callback fails in its second epoch" in failed.value.summary
     assert "in on_epoch_end" in failed.value.traceback and failed.value.step is not None
+    check_weights(estimator(checkpointPath=path, resume=True).fit(frame), expected)
     for mode in ("synchronous", "asynchronous"):
         with pytest.raises(DataError, match="column 'label': expected a value in every row. Received: null"):
             estimator(mode=mode).fit(frame.selectExpr("features", "nullif(label, label) AS label"))
@@ -146,21 +140,20 @@ def unreachable(spark):
     # Ours to listen on is 127.0.0.1; this one is another.
     spark.conf.set("spark.elephant.driver.host", "127.0.0.77")
     assert coordinates_on_executors(spark)
-    fitted = KerasEstimator(model=regression_model(keras.optimizers.SGD(0.05)), numWorkers=2, batchSize=ROWS).fit(
-        frame_of(spark, data())
-    )
-    expected, _ = reference(regression_model(keras.optimizers.SGD(0.05)), 1)
-    check_weights(fitted, expected)
+    assert elephant.run(elephant.collective.rank, num_workers=2, spark=spark) == [0, 1]
 
 
 def use(spark, folder):
     """What a fitted model is used for, and files."""
+    from pyspark.ml import Pipeline, PipelineModel
+
     columns = data()
     frame, model = frame_of(spark, columns), regression_model(keras.optimizers.SGD(0.05))
     path = f"{folder}/model"
     estimator = KerasEstimator(model=model, numWorkers=2, batchSize=ROWS, verbose=0)
     estimator.save(f"{folder}/estimator")
-    fitted = KerasEstimator.load(f"{folder}/estimator").fit(frame)
+    piped = Pipeline(stages=[KerasEstimator.load(f"{folder}/estimator")]).fit(frame)
+    fitted = piped.stages[0]
     expected = {
         round(float(label), 5): float(value)
         for label, value in zip(
@@ -173,7 +166,6 @@ def use(spark, folder):
         for label, prediction in rows:
             assert prediction == pytest.approx(expected[round(label, 5)], abs=1e-5)
 
-    check(fitted.transform(frame).select("label", "prediction").collect())
     check(frame.select("label", elephant.predict_udf(fitted)("features")).collect())
     assert fitted.evaluate(frame)["loss"] == pytest.approx(
         fitted.model.evaluate(columns["features"], columns["label"], verbose=0), rel=1e-4
@@ -182,19 +174,11 @@ def use(spark, folder):
     with pytest.raises(Exception, match="already exists"):
         fitted.save(path)
     fitted.write().overwrite().save(path)
-    check(KerasModel.load(path).transform(frame).select("label", "prediction").collect())
+    check_weights(KerasModel.load(path), fitted.model.get_weights())
     keras.saving.load_model(f"{path}/model.keras")
-    pipelines(frame, estimator, folder, check, expected)
-    files(spark, estimator, folder, expected)
-
-
-def pipelines(frame, estimator, folder, check, expected):
-    from pyspark.ml import Pipeline, PipelineModel
-
-    piped = Pipeline(stages=[estimator]).fit(frame)
-    check(piped.transform(frame).select("label", "prediction").collect())
     piped.save(f"{folder}/pipeline")
     check(PipelineModel.load(f"{folder}/pipeline").transform(frame).select("label", "prediction").collect())
+    files(spark, estimator, folder, expected)
 
 
 def files(spark, estimator, folder, expected):
@@ -255,18 +239,6 @@ def track(spark, folder):
     assert mlflow.active_run() is None
 
 
-def checkpoints(spark, folder):
-    """A fit that rank 0 hosts leaves its last checkpoint when it fails, and goes on from there."""
-    spark.conf.set("spark.elephant.coordinator", "executors")
-    frame, model = frame_of(spark, data()), regression_model(keras.optimizers.SGD(0.05, momentum=0.9))
-    expected, _ = reference(model, 3)
-    options = {"model": model, "numWorkers": 2, "epochs": 3, "batchSize": ROWS, "verbose": 0}
-    options["checkpointPath"] = f"{folder}/checkpoints"
-    with pytest.raises(WorkerFailure, match="second epoch"):
-        KerasEstimator(callbacks=[FailsInEpoch()], **options).fit(frame)
-    check_weights(KerasEstimator(resume=True, **options).fit(frame), expected)
-
-
 def wait(spark, hosting, mark):
     """Runs until it is interrupted; makes a file when its ranks run."""
     spark.conf.set("spark.elephant.coordinator", hosting)
@@ -283,11 +255,8 @@ def mark_and_wait(mark):
 
 
 def main():
-    url, *called = sys.argv[1:]
+    (url,) = sys.argv[1:]
     warnings.simplefilter("ignore")
-    if called:
-        call(url, *called)
-        return
     for line in sys.stdin:
         pid = os.fork()
         if not pid:

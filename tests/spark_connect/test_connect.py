@@ -1,11 +1,10 @@
 """Spark Connect: a server with executors of its own, and clients in processes of their own."""
 
 import signal
-import subprocess
 import time
 
+import psutil
 import pytest
-from connect_server import client_command
 from process_tree import predicts, processes_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
@@ -21,7 +20,7 @@ more = pytest.mark.slow("a client of its own")
     ("hosting", "modes"),
     [
         ("auto", ["synchronous"]),
-        pytest.param("executors", ["synchronous", "asynchronous", "hogwild"], marks=more),
+        pytest.param("executors", ["synchronous", "asynchronous"], marks=more),
     ],
 )
 def test_fit_when_the_session_is_remote_then_equals_one_process(client, hosting, modes):
@@ -33,12 +32,12 @@ def test_fit_when_the_session_is_remote_then_equals_one_process(client, hosting,
 
 
 @more
-def test_fit_when_it_fails_remotely_then_the_error_is_whole(client):
-    client("fail", "executors")
+def test_fit_when_it_fails_remotely_then_the_error_is_whole_and_it_goes_on_from_its_checkpoint(client, tmp_path):
+    client("fail", "executors", tmp_path)
 
 
 @more
-def test_fit_when_executors_do_not_reach_the_client_then_rank_0_hosts(client):
+def test_run_when_executors_do_not_reach_the_client_then_rank_0_hosts(client):
     assert "rank 0 coordinates this run" in client("unreachable")
 
 
@@ -58,23 +57,17 @@ def test_doors_that_need_a_jvm_when_the_session_is_remote_then_say_so(client):
 
 
 @more
-def test_fit_when_rank_0_hosts_and_it_fails_then_goes_on_from_its_checkpoint(client, tmp_path):
-    client("checkpoints", tmp_path)
-
-
-@more
-def test_run_when_the_client_is_interrupted_then_nothing_is_left_of_it(server, tmp_path):
+def test_run_when_the_client_is_interrupted_then_nothing_is_left_of_it(server, client, tmp_path):
     mark = tmp_path / "running"
-    command, environment = client_command(server, "wait", "executors", mark)
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
-        try:
-            await_true(mark.exists, STARTS_S)
-            # Two ranks and the process that coordinates them.
-            assert len(rank_processes()) == 3
+    client.begin("wait", "executors", mark)
+    try:
+        await_true(mark.exists, STARTS_S)
+        # Two ranks and the process that coordinates them.
+        assert len(rank_processes()) == 3
+    finally:
+        for process in psutil.Process(client.clients.pid).children():
             process.send_signal(signal.SIGINT)
-            _, said = process.communicate(timeout=60)
-        finally:
-            process.kill()
+        _, said = client.ended()
     assert "KeyboardInterrupt" in said
     await_true(lambda: not rank_processes(), ENDS_S)
     assert list(server.local_folder.glob("**/elephant-*")) == []
