@@ -81,9 +81,10 @@ class Ended(dict):
 
 
 def in_one_driver(cluster, code, file, jobs, variables=None):
-    """Runs jobs in one driver without executors; returns a `subprocess.CompletedProcess` for each."""
+    """Runs jobs in one application without executors; returns a `subprocess.CompletedProcess` for each."""
     file.write_text(json.dumps([[name, [str(word) for word in words]] for name, words in jobs]))
-    done = cluster.submit(DRIVER, file, options=(*ONE, *code), timeout_s=SUBMIT_TIMEOUT_S, variables=variables)
+    options = (*ONE, *code)
+    done = cluster.submit(DRIVER, file, "--together", options=options, timeout_s=SUBMIT_TIMEOUT_S, variables=variables)
     return [subprocess.CompletedProcess(name, *end) for (name, _), end in zip(jobs, last_line(done), strict=True)]
 
 
