@@ -82,12 +82,12 @@ def estimator_of(model, **options):
 # A fit, two predictions and two evaluations took 128 s on a slow machine that was busy.
 @pytest.mark.timeout(400)
 def test_pipeline_when_fitted_saved_and_loaded_then_predicts_bit_for_bit(spark, tmp_path):
-    frame = blobs(spark)
+    frame, model = blobs(spark), classifier(Registered(), optimizer=keras.optimizers.Adam(0.3))
     pipeline = Pipeline(
         stages=[
             StringIndexer(inputCol="name", outputCol="label", stringOrderType="alphabetAsc"),
             VectorAssembler(inputCols=["a", "b", "c"], outputCol="features"),
-            KerasEstimator(model=classifier(Registered()), numWorkers=2, epochs=6, batchSize=16, verbose=0),
+            KerasEstimator(model=model, numWorkers=2, epochs=8, batchSize=16, verbose=0),
         ]
     )
     fitted = pipeline.fit(frame)

@@ -46,16 +46,10 @@ def check_weights(fitted, expected):
         np.testing.assert_allclose(value, wanted, atol=TOLERANCE)
 
 
-def fit(spark, hosting, *modes):
-    """Fits in each of the modes."""
-    spark.conf.set("spark.elephant.coordinator", hosting)
-    assert coordinates_on_executors(spark) is (hosting == "executors")
-    for mode in modes:
-        FITS[mode](spark, hosting)
-
-
-def fit_synchronously(spark, hosting):
+def fit_synchronously(spark):
     """Two workers that step together give what one process gives."""
+    spark.conf.set("spark.elephant.coordinator", "auto")
+    assert not coordinates_on_executors(spark)
     frame, model = frame_of(spark, data()), regression_model(keras.optimizers.SGD(0.05))
     expected, history = reference(model, 2)
     fitted = KerasEstimator(model=model, numWorkers=2, epochs=2, batchSize=ROWS).fit(frame)
@@ -63,18 +57,17 @@ def fit_synchronously(spark, hosting):
     np.testing.assert_allclose(fitted.history["loss"], history["loss"], rtol=1e-4)
 
 
-def fit_asynchronously(spark, hosting):
-    """One worker of a server gives what one process gives."""
+def fit_asynchronously(spark):
+    """One worker of a server that rank 0 hosts gives what one process gives."""
+    spark.conf.set("spark.elephant.coordinator", "executors")
+    assert coordinates_on_executors(spark)
     model, seen = regression_model(keras.optimizers.SGD(0.05)), SeesEpochs()
     options = {"mode": "asynchronous", "epochs": 2, "batchSize": ROWS, "callbacks": [seen], "verbose": 0}
     fitted = KerasEstimator(model=model, numWorkers=1, **options).fit(frame_of(spark, data()))
     check_weights(fitted, reference(model, 2)[0])
     assert fitted.training_statistics["updates"] == 2
-    # Where rank 0 hosts them, callbacks are copies of the user's.
-    assert seen.epochs == ([] if hosting == "executors" else [0, 1])
-
-
-FITS = {"synchronous": fit_synchronously, "asynchronous": fit_asynchronously}
+    # It hosts callbacks too, which are copies of the user's.
+    assert seen.epochs == []
 
 
 class SeesEpochs(keras.callbacks.Callback):
@@ -95,9 +88,9 @@ class FailsInEpoch(keras.callbacks.Callback):
             raise ValueError("this callback fails in its second epoch")
 
 
-def fail(spark, hosting, folder):
+def fail(spark, folder):
     """Errors arrive whole, in whatever way they come, and a fit goes on from the checkpoint before its own."""
-    spark.conf.set("spark.elephant.coordinator", hosting)
+    spark.conf.set("spark.elephant.coordinator", "executors")
     frame, model = frame_of(spark, data()), regression_model(keras.optimizers.SGD(0.05, momentum=0.9))
     expected, _ = reference(model, 3)
 
@@ -111,7 +104,7 @@ def fail(spark, hosting, folder):
     assert failed.value.rank in (0, 1) and failed.value.host and failed.value.executor
     assert "ValueError: this callback fails in its second epoch" in failed.value.summary
     assert "in on_epoch_end" in failed.value.traceback and failed.value.step is not None
-    check_weights(estimator(checkpointPath=path, resume=True).fit(frame), expected)
+    check_weights(estimator(checkpointPath=path, resume=True, verbose=1).fit(frame), expected)
     for mode in ("synchronous", "asynchronous"):
         with pytest.raises(DataError, match="column 'label': expected a value in every row. Received: null"):
             estimator(mode=mode).fit(frame.selectExpr("features", "nullif(label, label) AS label"))
@@ -239,9 +232,9 @@ def track(spark, folder):
     assert mlflow.active_run() is None
 
 
-def wait(spark, hosting, mark):
+def wait(spark, mark):
     """Runs until it is interrupted; makes a file when its ranks run."""
-    spark.conf.set("spark.elephant.coordinator", hosting)
+    spark.conf.set("spark.elephant.coordinator", "executors")
     elephant.run(mark_and_wait, args=(mark,), num_workers=2, spark=spark, verbose=0)
 
 

@@ -1,5 +1,6 @@
 """Spark Connect: a server with executors of its own, and clients in processes of their own."""
 
+import re
 import signal
 import time
 
@@ -14,31 +15,36 @@ ENDS_S = 20.0
 
 
 more = pytest.mark.slow("a client of its own")
+HOSTED = "rank 0 coordinates this run"
 
 
-@pytest.mark.parametrize(
-    ("hosting", "modes"),
-    [
-        ("auto", ["synchronous"]),
-        pytest.param("executors", ["synchronous", "asynchronous"], marks=more),
-    ],
-)
-def test_fit_when_the_session_is_remote_then_equals_one_process(client, hosting, modes):
-    shown = client("fit", hosting, *modes)
-    assert ("rank 0 coordinates this run" in shown) == (hosting == "executors")
-    # The plan and the epochs are shown in either case, be it at the end.
-    epochs = [line.split()[0] for line in shown.splitlines() if "/2 " in line and "step" not in line]
-    assert epochs == ["1/2", "2/2"] * modes.count("synchronous")
+def epochs_in(shown):
+    """Returns the first words of the lines about epochs."""
+    return [line.split()[0] for line in shown.splitlines() if re.search(r"\d/\d ", line) and "step" not in line]
+
+
+def test_fit_when_the_session_is_remote_then_equals_one_process(client):
+    shown = client("fit_synchronously")
+    assert HOSTED not in shown
+    assert epochs_in(shown) == ["1/2", "2/2"]
+
+
+@more
+def test_asynchronous_fit_when_rank_0_hosts_then_equals_one_process(client):
+    assert HOSTED in client("fit_asynchronously")
 
 
 @more
 def test_fit_when_it_fails_remotely_then_the_error_is_whole_and_it_goes_on_from_its_checkpoint(client, tmp_path):
-    client("fail", "executors", tmp_path)
+    shown = client("fail", tmp_path)
+    assert HOSTED in shown
+    # The plan and the epochs are shown, be it at the end.
+    assert epochs_in(shown)[-2:] == ["2/3", "3/3"]
 
 
 @more
 def test_run_when_executors_do_not_reach_the_client_then_rank_0_hosts(client):
-    assert "rank 0 coordinates this run" in client("unreachable")
+    assert HOSTED in client("unreachable")
 
 
 @more
@@ -59,7 +65,7 @@ def test_doors_that_need_a_jvm_when_the_session_is_remote_then_say_so(client):
 @more
 def test_run_when_the_client_is_interrupted_then_nothing_is_left_of_it(server, client, tmp_path):
     mark = tmp_path / "running"
-    client.begin("wait", "executors", mark)
+    client.begin("wait", mark)
     try:
         await_true(mark.exists, STARTS_S)
         # Two ranks and the process that coordinates them.
