@@ -1,9 +1,6 @@
 """Python on the pages runs: on the README and the tutorials' index as it stands there, elsewhere but for `_WORDS`."""
 
-import os
 import re
-import subprocess
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -12,7 +9,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from pyspark.java_gateway import ensure_callback_server_started
-from python_start import python_path
 
 import elephant
 from elephant.backends import VARIABLE, current
@@ -97,13 +93,15 @@ def test_pages_when_they_hold_python_then_a_test_here_runs_them():
     assert sorted(pages) == sorted([README, TUTORIALS / "index.md", *WITH_BLOCKS])
 
 
-@pytest.mark.timeout(400)
-@pytest.mark.slow("an application of its own; tests/spark holds what it calls")
-def test_readme_when_pasted_then_prints_what_it_shows(tmp_path):
+@pytest.mark.slow("a fit; tests/spark holds what it calls")
+def test_readme_when_pasted_then_prints_what_it_shows(spark, monkeypatch, capsys):
     program, shown = re.search(
         r"^```python\n(.*?)^```\n\n```\n(.*?)^```", README.read_text(), re.DOTALL | re.MULTILINE
     ).groups()
-    said = run_alone(program, tmp_path)
+    # What starts a session is in tests/cluster, and examples/digits.py is an application of its own (test_commands.py).
+    monkeypatch.setattr("elephant.cluster.local.local_session", lambda executors: spark)
+    exec(compile(program, "README.md", "exec"), {"__name__": "__main__"})  # noqa: S102  (the page's own words)
+    said = capsys.readouterr().out
     for line in (line for line in shown.splitlines() if re.match(r" *[a-z]+ {2,}[a-z]|\|label|\+-", line)):
         assert line in said, said
     for text in (shown, said):
@@ -118,22 +116,6 @@ def test_session_of_tutorials_without_java_when_compared_then_is_the_one_of_the_
     for lesson in TUTORIALS.glob("*.py"):
         found = re.findall(r"^builder = .*\nspark = builder.getOrCreate\(\)$", lesson.read_text(), re.MULTILINE)
         assert len(found) == 1, lesson
-
-
-def run_alone(program, folder):
-    """Runs a program as a user does, with no session of the tests; returns its output."""
-    (folder / "program.py").write_text(program)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
-    done = subprocess.run(
-        [sys.executable, "program.py"],
-        cwd=folder,
-        env={**kept, "PYTHONPATH": python_path(ROOT), "TMPDIR": str(folder)},
-        capture_output=True,
-        text=True,
-        timeout=380,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
-    return done.stdout + done.stderr
 
 
 @pytest.mark.slow("may be the first to import Keras; tests/compression and test_algorithms.py register such things")
