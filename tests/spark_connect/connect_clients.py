@@ -57,6 +57,21 @@ def fit_synchronously(spark):
     np.testing.assert_allclose(fitted.history["loss"], history["loss"], rtol=1e-4)
 
 
+def hosted(spark, folder):
+    """What rank 0 hosts, in one session: each session has its own Python on the executors, which imports all anew."""
+    find_out(spark)
+    fit_asynchronously(spark)
+    fail(spark, folder)
+
+
+def find_out(spark):
+    """A client whose address nobody listens on finds that out, and has rank 0 host for it."""
+    # Ours to listen on is 127.0.0.1; this one is another.
+    spark.conf.set("spark.elephant.driver.host", "127.0.0.77")
+    assert coordinates_on_executors(spark)
+    assert elephant.run(elephant.collective.rank, num_workers=2, spark=spark) == [0, 1]
+
+
 def fit_asynchronously(spark):
     """One worker of a server that rank 0 hosts gives what one process gives."""
     spark.conf.set("spark.elephant.coordinator", "executors")
@@ -126,14 +141,6 @@ def die_as_rank_1():
 
 def rank_and_bytes():
     return elephant.collective.rank(), len(bytes(3 * 2**20))
-
-
-def unreachable(spark):
-    """A client whose address nobody listens on finds that out, and has rank 0 host for it."""
-    # Ours to listen on is 127.0.0.1; this one is another.
-    spark.conf.set("spark.elephant.driver.host", "127.0.0.77")
-    assert coordinates_on_executors(spark)
-    assert elephant.run(elephant.collective.rank, num_workers=2, spark=spark) == [0, 1]
 
 
 def use(spark, folder):
@@ -213,23 +220,6 @@ def refuse(spark):
     spark.conf.set("spark.elephant.coordinator", "clients")
     with pytest.raises(elephant.errors.ConfigurationError, match="expected auto, driver or executors"):
         KerasEstimator(model=model, numWorkers=2, verbose=0).fit(frame)
-
-
-def track(spark, folder):
-    """MLflow's own hook hears of no fit here, and the fit opens the one run that there is."""
-    import mlflow
-
-    os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
-    mlflow.set_tracking_uri(f"file://{folder}/runs")
-    mlflow.autolog(silent=True)
-    model = regression_model(keras.optimizers.SGD(0.05))
-    fitted = KerasEstimator(model=model, numWorkers=2, epochs=2, verbose=0).fit(frame_of(spark, data()))
-    (run,) = mlflow.search_runs(search_all_experiments=True, output_format="list")
-    assert (run.info.status, run.data.params["epochs"]) == ("FINISHED", "2")
-    logged = mlflow.MlflowClient().get_metric_history(run.info.run_id, "loss")
-    assert {point.step: point.value for point in logged} == pytest.approx(dict(enumerate(fitted.history["loss"])))
-    assert [model.source_run_id for model in mlflow.search_logged_models(output_format="list")] == [run.info.run_id]
-    assert mlflow.active_run() is None
 
 
 def wait(spark, mark):

@@ -30,31 +30,18 @@ def test_fit_when_the_session_is_remote_then_equals_one_process(client):
 
 
 @more
-def test_asynchronous_fit_when_rank_0_hosts_then_equals_one_process(client):
-    assert HOSTED in client("fit_asynchronously")
-
-
-@more
-def test_fit_when_it_fails_remotely_then_the_error_is_whole_and_it_goes_on_from_its_checkpoint(client, tmp_path):
-    shown = client("fail", tmp_path)
+def test_fits_when_rank_0_hosts_then_equal_one_process_and_errors_are_whole_and_one_goes_on_from_its_checkpoint(
+    client, tmp_path
+):
+    shown = client("hosted", tmp_path)
     assert HOSTED in shown
     # The plan and the epochs are shown, be it at the end.
     assert epochs_in(shown)[-2:] == ["2/3", "3/3"]
 
 
 @more
-def test_run_when_executors_do_not_reach_the_client_then_rank_0_hosts(client):
-    assert HOSTED in client("unreachable")
-
-
-@more
 def test_model_when_the_session_is_remote_then_transforms_evaluates_saves_and_loads(client, tmp_path):
     client("use", tmp_path)
-
-
-@more
-def test_fit_when_mlflow_logs_by_itself_and_the_session_is_remote_then_opens_one_run(client, tmp_path):
-    client("track", tmp_path)
 
 
 @more
