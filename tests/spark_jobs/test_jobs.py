@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from spark_submit import ONE, ROWS, SUBMIT_TIMEOUT_S, complaint, last_line, submit
+from spark_submit import EPOCHS, ONE, ROWS, SUBMIT_TIMEOUT_S, complaint, last_line
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1500)]
 
 DRIVER = Path(__file__).with_name("several_jobs.py")
-EPOCHS = 4
 slow = pytest.mark.slow("more jobs than one; tests/jobs hold the parts")
 
 WRONG = {
@@ -30,36 +29,6 @@ WRONG = {
     ),
     "slots": (["--num-workers", "3"], 3, "train.py: numWorkers=3: "),
 }
-
-
-@pytest.fixture(scope="module")
-def code(inputs):
-    """Options that ship the user's code."""
-    return ("--py-files", str(inputs / "net_of_user.py"))
-
-
-@pytest.fixture(scope="module")
-def job_file(inputs):
-    path = inputs / "job.yaml"
-    lines = [
-        f"data: {inputs / 'data.parquet'}",
-        f"output: {inputs / 'fitted'}",
-        f"checkpoint-path: {inputs / 'checkpoints'}",
-        "model: net_of_user:build",
-        "num-workers: 2",
-        "epochs: 30",
-        "batch-size: 16",
-        "validation-fraction: 0.1",
-        "seed: 3",
-    ]
-    path.write_text("\n".join(lines))
-    return path
-
-
-@pytest.fixture(scope="module")
-def trained(cluster, inputs, job_file, code):
-    """A job that was submitted with a job file, one line of which the command line overrules."""
-    return submit(cluster, "train", "--config", job_file, "--epochs", EPOCHS, options=code)
 
 
 @pytest.fixture(scope="module")
