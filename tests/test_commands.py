@@ -15,7 +15,7 @@ from elephant.cluster import local
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(path for path in ROOT.rglob("*.md") if path.relative_to(ROOT).parts[0][0] != ".")
-# Run as a whole by test_tutorials.py.
+# Run by test_tutorials.py, but for the doctor.
 LESSON = "docs/tutorials/spark_submit.md"
 FOLDERS = ("benchmarks/", "docs/", "examples/", "spark_jobs/", "tests/")
 DEADLINE_S = 300

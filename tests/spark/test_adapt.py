@@ -55,18 +55,13 @@ CASES = {
     "means of channels": (lambda: layers.Normalization(axis=-1), "steps"),
     "means of steps and channels": (lambda: layers.Normalization(axis=(1, 2)), "steps"),
     "one mean of all": (lambda: layers.Normalization(axis=None), "steps"),
-    "bins of few": (lambda: layers.Discretization(num_bins=4, epsilon=0.01), "number"),
     "bins of many": (lambda: layers.Discretization(num_bins=7, epsilon=0.02), "image"),
     "bins of integers": (lambda: layers.Discretization(num_bins=3), "whole"),
-    "words": (lambda: layers.StringLookup(), "word"),
     "most frequent words": (lambda: layers.StringLookup(max_tokens=7, num_oov_indices=2, mask_token="w3"), "word"),
     "words of arrays": (lambda: layers.StringLookup(output_mode="tf_idf"), "words"),
     "integers": (lambda: layers.IntegerLookup(max_tokens=6), "whole"),
     "text": (lambda: layers.TextVectorization(), "text"),
-    "few tokens": (lambda: layers.TextVectorization(max_tokens=5), "text"),
-    "pairs of words": (lambda: layers.TextVectorization(ngrams=2, output_mode="tf_idf"), "text"),
-    "characters": (lambda: layers.TextVectorization(split="character", standardize="lower"), "text"),
-    "a function of one's own": (lambda: layers.TextVectorization(standardize=without_vowels), "text"),
+    "pairs of words of a function of one's own": (lambda: pairs_of_words(), "text"),
 }
 
 
@@ -74,6 +69,10 @@ def without_vowels(texts):
     import tensorflow as tf
 
     return tf.strings.regex_replace(texts, "[aeiou]", "")
+
+
+def pairs_of_words():
+    return layers.TextVectorization(max_tokens=9, standardize=without_vowels, ngrams=2, output_mode="tf_idf")
 
 
 def rows_for(columns):
@@ -93,15 +92,15 @@ def test_adapt_when_rows_are_in_partitions_then_learns_what_the_layer_learns_of_
     elephant.adapt(layer, frame, columns)
     assert_equal_state(layer, expected)
     # A second time, it begins anew.
-    elephant.adapt(layer, frame.limit(0).union(frame), columns) if columns == "text" else None
+    elephant.adapt(layer, frame, columns) if columns == "words" else None
     assert_equal_state(layer, expected)
 
 
-@pytest.mark.slow("six passes over the rows")
+@pytest.mark.slow("two passes over the rows")
 def test_adapt_when_equal_counts_are_cut_off_then_takes_the_tokens_that_keras_takes(spark):
     words = ["b", "a", "ä", "c", "B", "aa", "b", "a", "ä", "c", "B", "aa"]
     frame = partitioned_frame(spark, [[(word,) for word in words[:5]], [(word,) for word in words[5:]]], "word string")
-    for size in range(2, 8):
+    for size in (3, 7):
         expected, layer = layers.StringLookup(max_tokens=size), layers.StringLookup(max_tokens=size)
         expected.adapt(np.array(words))
         elephant.adapt(layer, frame, "word")

@@ -12,7 +12,7 @@ import pytest
 from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.evaluation import BinaryClassificationEvaluator, MulticlassClassificationEvaluator, RegressionEvaluator
 from pyspark.ml.feature import StringIndexer, VectorAssembler
-from pyspark.ml.tuning import CrossValidator, CrossValidatorModel, ParamGridBuilder
+from pyspark.ml.tuning import ParamGridBuilder, TrainValidationSplit, TrainValidationSplitModel
 from tables import every_case
 
 import elephant
@@ -82,12 +82,12 @@ def estimator_of(model, **options):
 # A fit, two predictions and two evaluations took 128 s on a slow machine that was busy.
 @pytest.mark.timeout(400)
 def test_pipeline_when_fitted_saved_and_loaded_then_predicts_bit_for_bit(spark, tmp_path):
-    frame = blobs(spark)
+    frame, model = blobs(spark), classifier(Registered(), optimizer=keras.optimizers.Adam(0.3))
     pipeline = Pipeline(
         stages=[
             StringIndexer(inputCol="name", outputCol="label", stringOrderType="alphabetAsc"),
             VectorAssembler(inputCols=["a", "b", "c"], outputCol="features"),
-            KerasEstimator(model=classifier(Registered()), numWorkers=2, epochs=20, batchSize=16, verbose=0),
+            KerasEstimator(model=model, numWorkers=2, epochs=8, batchSize=16, verbose=0),
         ]
     )
     fitted = pipeline.fit(frame)
@@ -118,7 +118,8 @@ def assert_described(spark, expected):
 
 
 def test_jobs_when_fitted_and_evaluated_then_spark_s_pages_say_which_behind_the_user_s_words(spark, capsys):
-    context, estimator = spark.sparkContext, estimator_of(classifier(), classWeight="balanced", numWorkers=2)
+    context, model = spark.sparkContext, classifier(optimizer=keras.optimizers.SGD(0.1))
+    estimator = estimator_of(model, classWeight="balanced", numWorkers=2, batchSize=120)
     context.setJobDescription("nightly")
     try:
         fitted = estimator.setVerbose(2).fit(points_frame(spark), {estimator.seed: 7})
@@ -135,28 +136,33 @@ def test_jobs_when_fitted_and_evaluated_then_spark_s_pages_say_which_behind_the_
     about = "nightly: elephant fit: 2 workers, 1 epoch, synchronous, seed=7"
     descriptions = [about, f"{about}: rows per class", "nightly: elephant evaluate", "nightly: elephant run: 2 workers"]
     assert_described(spark, dict.fromkeys(descriptions, 1))
+    # All rows in one step, their classes weighed.
+    rows = np.array(points_frame(spark).collect(), "float32")
+    weights = dict(enumerate(len(rows) / (2 * np.bincount(rows[:, 3].astype(int)))))
+    model.fit(rows[:, :3], rows[:, 3], batch_size=len(rows), class_weight=weights, verbose=0)
+    for value, wanted in zip(fitted.model.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_allclose(value, wanted, atol=1e-6)
 
 
-@pytest.mark.slow("five fits")
-def test_cross_validator_when_it_tries_batch_sizes_and_rates_then_finds_the_better(spark, tmp_path):
+@pytest.mark.slow("three fits")
+def test_tuning_when_it_tries_batch_sizes_and_rates_at_once_then_finds_the_better(spark, tmp_path):
     estimator = estimator_of(classifier(), epochs=4)
     grid = ParamGridBuilder().addGrid(estimator.batchSize, [8, 64]).build()
     # A rate that does not move for the larger batch, so that one of the two must win.
     grid[1][estimator.learningRate] = 1e-7
     evaluator = MulticlassClassificationEvaluator(metricName="logLoss")
-    validator = CrossValidator(
-        estimator=estimator, estimatorParamMaps=grid, evaluator=evaluator, numFolds=2, seed=1, parallelism=2
+    tuning = TrainValidationSplit(
+        estimator=estimator, estimatorParamMaps=grid, evaluator=evaluator, seed=1, parallelism=2
     )
-    fitted = validator.fit(points_frame(spark).cache())
+    fitted = tuning.fit(points_frame(spark).cache())
     about = "elephant fit: 1 worker, 4 epochs, synchronous"
     params = ("batchSize=8", "batchSize=64, learningRate=1e-07")
-    # Each of two folds, and the best one once more, on all rows.
-    assert_described(spark, {f"{about}, {params[0]}": 3, f"{about}, {params[1]}": 2})
-    assert fitted.avgMetrics[0] < 0.5 < fitted.avgMetrics[1]
+    # Each once, and the best one once more, on all rows.
+    assert_described(spark, {f"{about}, {params[0]}": 2, f"{about}, {params[1]}": 1})
+    assert fitted.validationMetrics[0] < 0.5 < fitted.validationMetrics[1]
     assert fitted.bestModel.history["loss"][-1] < 0.5
-    assert fitted.bestModel.transform(points_frame(spark)).count() == 120
-    fitted.write().overwrite().save(str(tmp_path / "cv"))
-    assert CrossValidatorModel.load(str(tmp_path / "cv")).bestModel.history == fitted.bestModel.history
+    fitted.write().overwrite().save(str(tmp_path / "tuned"))
+    assert TrainValidationSplitModel.load(str(tmp_path / "tuned")).bestModel.history == fitted.bestModel.history
 
 
 @pytest.mark.slow("a fit; test_pipeline_when_fitted_saved_and_loaded holds a registered one")
@@ -317,22 +323,6 @@ def test_frame_when_it_is_of_pandas_then_needs_no_setting_of_spark_and_no_main_t
         dataset_of(frame.assign(mixed=[1, "a"]))
     with pytest.raises(TypeError, match=r"transform: .*Received: a DataFrame of pandas. spark.createDataFrame\(df\)"):
         require_frame(frame, "transform")
-
-
-@pytest.mark.slow("a fit; test_fit_when_options_are_given_by_name holds the options")
-def test_fit_when_rows_are_those_of_pandas_then_equals_one_process(spark):
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(60, 3)).astype("float32"), rng.integers(0, 2, 60)
-    frame = pd.DataFrame({"features": list(x), "no": y == 0, "yes": y == 1, "unused": "text"})
-    fitted, expected = classifier(), classifier()
-    for model in (fitted, expected):
-        model.compile("sgd", "categorical_crossentropy")
-    options = {"labelCol": ["no", "yes"], "classWeight": "balanced", "batchSize": 60, "verbose": 0}
-    fitted = KerasEstimator(fitted, **options).fit(frame, epochs=3)
-    weights = dict(enumerate(60 / (2 * np.bincount(y))))
-    expected.fit(x, np.eye(2)[y], batch_size=60, epochs=3, class_weight=weights, verbose=0)
-    for value, wanted in zip(fitted.model.get_weights(), expected.get_weights(), strict=True):
-        np.testing.assert_allclose(value, wanted, atol=1e-5)
 
 
 def test_estimator_when_the_model_cannot_train_here_then_says_what_to_do():

@@ -140,7 +140,7 @@ def test_ids_when_the_model_takes_integers_then_are_those_of_the_rows(spark, kin
     assert arrays["features"].tolist() == [expected]
 
 
-@pytest.mark.parametrize(("ansi", "value"), [(False, math.nan), (True, math.nan), (False, 1e30), (True, -3e9)])
+@pytest.mark.parametrize(("ansi", "value"), [(False, 1e30), (True, math.nan)])
 def test_numbers_when_no_integer_of_the_model_holds_them_then_the_error_names_column_and_row(spark, ansi, value):
     def refused(features):
         with pytest.raises(DataError, match=f"{features[0]}.*expected numbers from .* Received: .* in row 1 of the"):
@@ -254,11 +254,13 @@ def test_fit_when_features_are_flat_columns_of_an_image_then_the_model_s_shape_i
     frame = spark.createDataFrame([(row.tolist(), Vectors.dense(row)) for row in images], ["x", "y"])
     model = keras.Sequential([keras.layers.Input((4, 4, 1)), keras.layers.Conv2D(1, 1, use_bias=False)])
     model.compile(keras.optimizers.SGD(0.5), "mse")
-    fitted = KerasEstimator(model=model, featuresCol="x", labelCol="y", epochs=20, batchSize=24, verbose=0).fit(frame)
-    # An autoencoder whose only weight has to become one.
-    assert fitted.model.get_weights()[0].item() == pytest.approx(1.0, abs=0.05)
+    before = model.get_weights()[0].item()
+    fitted = KerasEstimator(model=model, featuresCol="x", labelCol="y", batchSize=24, verbose=0).fit(frame)
+    # An autoencoder of one weight, after one step.
+    after = before - 0.5 * 2 * (before - 1) * np.mean(images**2)
+    assert fitted.model.get_weights()[0].item() == pytest.approx(after, rel=1e-5)
     row = fitted.transform(frame).first()
-    np.testing.assert_allclose(row.prediction, row.x, atol=0.3)
+    np.testing.assert_allclose(row.prediction, np.multiply(row.x, after), rtol=1e-5, atol=1e-6)
 
 
 def test_fit_when_labels_are_wider_than_the_output_then_says_so(spark, table):

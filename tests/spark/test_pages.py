@@ -1,9 +1,6 @@
 """Python on the pages runs: on the README and the tutorials' index as it stands there, elsewhere but for `_WORDS`."""
 
-import os
 import re
-import subprocess
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -12,11 +9,13 @@ import numpy as np
 import pandas as pd
 import pytest
 from pyspark.java_gateway import ensure_callback_server_started
-from python_start import python_path
 
 import elephant
-from elephant.backends import current
+from elephant.backends import VARIABLE, current
+from elephant.config import Timeouts
+from elephant.driver.local_ranks import run_here
 from elephant.errors import ClusterError, UnsupportedError
+from elephant.monitor.progress import Progress
 
 ROOT = Path(__file__).parents[2]
 README, TUTORIALS = ROOT / "README.md", ROOT / "docs" / "tutorials"
@@ -26,7 +25,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _WORDS = [
     (r"(num_?[wW]orkers)=4", r"\1=2"),
     (r"epochs=\d+", "epochs=1"),
-    (r"(n|max)_trials=\d+", r"\1_trials=2"),
+    (r"(n|max)_trials=\d+", r"\1_trials=1"),
     (r"(?<=\")(hdfs://|s3a://)?/?(?=(data|models|serving|checkpoints|arriving|cats)/?)", "{folder}/"),
     (r"s3://bucket/", "{folder}/data/"),
     (r"^\.\.\.$", "stream.query.processAllAvailable()"),
@@ -40,6 +39,10 @@ _ELSEWHERE = {
     ("parallelism.md", 2): "parts of a program on several ranks; tests/training/test_stage_memory.py runs them",
     ("parallelism.md", 3): None if current().divides_models else UnsupportedError,
 }
+# Pages about what several workers do with each other; elsewhere one shows as much.
+_OF_SEVERAL = ["modes", "parallelism"]
+# What a page prints, where running does not prove it yet.
+_PRINTED = {"exactness": "equal within 1e-04: yes"}
 # Of the session, which other tests have as well.
 _SET = ["spark.elephant.coordinator"]
 # Registries of the process would keep what this page adds to them.
@@ -67,19 +70,22 @@ def settings(spark):
 
 
 @pytest.mark.slow("fits of many pages; what each shows has tests of its own")
+@pytest.mark.usefixtures("warm_ranks")
 @pytest.mark.parametrize("page", [page for page in WITH_BLOCKS if page.name not in _ALONE], ids=lambda page: page.stem)
-def test_page_when_its_blocks_run_in_turn_then_none_fails(page, spark, tmp_path, monkeypatch):
+def test_page_when_its_blocks_run_in_turn_then_none_fails(page, spark, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names = given_names(spark, tmp_path, page.stem)
+    words = _WORDS if page.stem in _OF_SEVERAL else [(r"numWorkers=\d+", "numWorkers=1"), *_WORDS]
     for number, block in enumerate(blocks_of(page)):
         expected = _ELSEWHERE.get((page.name, number))
         if isinstance(expected, str):
             continue
-        for pattern, word in _WORDS:
+        for pattern, word in words:
             block = re.sub(pattern, word.replace("{folder}", str(tmp_path)), block, flags=re.MULTILINE)
         program = compile(block, f"{page.name}, block {number}", "exec")
         with nullcontext() if expected is None else pytest.raises(expected):
             exec(program, names)  # noqa: S102  (the page's own words)
+    assert _PRINTED.get(page.stem, "") in capsys.readouterr().out
 
 
 def test_pages_when_they_hold_python_then_a_test_here_runs_them():
@@ -87,13 +93,15 @@ def test_pages_when_they_hold_python_then_a_test_here_runs_them():
     assert sorted(pages) == sorted([README, TUTORIALS / "index.md", *WITH_BLOCKS])
 
 
-@pytest.mark.timeout(400)
-@pytest.mark.slow("an application of its own; tests/spark holds what it calls")
-def test_readme_when_pasted_then_prints_what_it_shows(tmp_path):
+@pytest.mark.slow("a fit; tests/spark holds what it calls")
+def test_readme_when_pasted_then_prints_what_it_shows(spark, monkeypatch, capsys):
     program, shown = re.search(
         r"^```python\n(.*?)^```\n\n```\n(.*?)^```", README.read_text(), re.DOTALL | re.MULTILINE
     ).groups()
-    said = run_alone(program, tmp_path)
+    # What starts a session is in tests/cluster, and examples/digits.py is an application of its own (test_commands.py).
+    monkeypatch.setattr("elephant.cluster.local.local_session", lambda executors: spark)
+    exec(compile(program, "README.md", "exec"), {"__name__": "__main__"})  # noqa: S102  (the page's own words)
+    said = capsys.readouterr().out
     for line in (line for line in shown.splitlines() if re.match(r" *[a-z]+ {2,}[a-z]|\|label|\+-", line)):
         assert line in said, said
     for text in (shown, said):
@@ -110,25 +118,8 @@ def test_session_of_tutorials_without_java_when_compared_then_is_the_one_of_the_
         assert len(found) == 1, lesson
 
 
-def run_alone(program, folder):
-    """Runs a program as a user does, with no session of the tests; returns its output."""
-    (folder / "program.py").write_text(program)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
-    done = subprocess.run(
-        [sys.executable, "program.py"],
-        cwd=folder,
-        env={**kept, "PYTHONPATH": python_path(ROOT), "TMPDIR": str(folder)},
-        capture_output=True,
-        text=True,
-        timeout=380,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
-    return done.stdout + done.stderr
-
-
-@pytest.mark.slow(
-    "imports Keras in a process of its own; tests/compression and test_algorithms.py register such things"
-)
+@pytest.mark.slow("may be the first to import Keras; tests/compression and test_algorithms.py register such things")
+@pytest.mark.usefixtures("warm_ranks")
 @pytest.mark.parametrize("name", _ALONE)
 def test_page_of_extensions_when_its_blocks_run_alone_then_none_fails(name):
     imports = """
@@ -144,11 +135,11 @@ from elephant.spark.file_formats import FileListing, Opened, file_format
 from typing import ClassVar
 """
     program = imports + "\n".join(blocks_of(ROOT / "docs" / name))
-    environment = {**os.environ, "PYTHONPATH": python_path(ROOT)}
-    run = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=150, check=False
-    )
-    assert run.returncode == 0, run.stderr
+    # That of the processes of `verify`, on another page: the same server forks them.
+    environment = {VARIABLE: keras.config.backend(), "PYTHONWARNINGS": "ignore"}
+    progress = Progress(num_workers=1, epochs=0, verbose=0)
+    given = (program, {"__name__": "__main__"})
+    run_here(exec, given, {}, num_workers=1, progress=progress, timeouts=Timeouts(), env=environment)
 
 
 def given_names(spark, folder, page):
@@ -183,7 +174,7 @@ def for_callbacks(spark, folder, frame, names):
     import keras_tuner
 
     model = names["model"]
-    estimator = elephant.KerasEstimator(model, numWorkers=2, validationFraction=0.5, verbose=0)
+    estimator = elephant.KerasEstimator(model, validationFraction=0.5, verbose=0)
     return {
         "estimator": estimator,
         "build_model": lambda units: classifier(8, classes=units),
@@ -233,7 +224,7 @@ def for_models(spark, folder, frame, names):
     two.compile("sgd", {"age": "mse", "kind": "mse"})
     kinds = {"MyOptimizer": type("MyOptimizer", (keras.optimizers.SGD,), {}), "MySchedule": MySchedule}
     kinds["MyMetric"] = type("MyMetric", (keras.metrics.MeanSquaredError,), {})
-    fitted = elephant.KerasEstimator(classifier(8), verbose=0).fit(frame)
+    fitted = elephant.KerasModel(classifier(8))
     return {"model": two, "bent": bent, "my_loss": my_loss, "fitted": fitted, **kinds}
 
 

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from keras_reference import classifier_data, regression_model
+from pyspark.ml.linalg import DenseVector
 from pyspark.ml.linalg import Vectors as NewVectors
 from pyspark.mllib.linalg import Matrices, Vectors
 
@@ -54,14 +55,14 @@ def test_fit_when_called_twice_then_the_users_model_equals_one_process_and_stays
     own, expected = model(), model()
     optimizer = own.optimizer
     trained = SparkModel(own, batch_size=4, shuffle=False)
-    histories = [trained.fit(parted(spark, parts), epochs=1, verbose=0).history for _ in range(2)]
-    batches = list(global_batches(parts, 4))
-    alone = [
-        expected.fit(
-            (batch for batch in batches), steps_per_epoch=len(batches), epochs=1, verbose=0, shuffle=False
-        ).history
-        for _ in range(2)
-    ]
+    # The second time all are one batch, of a union with as many parts as workers, which Spark lets in no barrier stage.
+    union = parted(spark, parts[:1]).union(parted(spark, parts[1:])).cache()
+    histories = [trained.fit(parted(spark, parts), verbose=0).history]
+    histories.append(trained.fit(union, batch_size=40, verbose=0).history)
+    alone = []
+    for batches in (list(global_batches(parts, 4)), list(global_batches([sum(parts, [])], 31))):
+        steps = (batch for batch in batches)
+        alone.append(expected.fit(steps, steps_per_epoch=len(batches), epochs=1, verbose=0, shuffle=False).history)
     assert trained.model is own and trained.master_network is own and own.optimizer is optimizer
     assert_equal_weights(own, expected)
     assert int(own.optimizer.iterations) == int(expected.optimizer.iterations)
@@ -122,7 +123,7 @@ def test_fit_when_one_asynchronous_worker_has_nested_records_then_equals_one_pro
     )
     # Every record keeps its own prediction, wherever it lies.
     inputs = spark.sparkContext.parallelize([record[0] for record in records], 3)
-    predicted = trained.predict(inputs, batch_size=5)
+    predicted = trained.predict(inputs, batch_size=5).cache()
     wanted = expected.predict(x, verbose=0)
     paired = inputs.zip(predicted).collect()
     assert predicted.getNumPartitions() == 3 and len(predicted) == 12
@@ -134,21 +135,19 @@ def test_fit_when_one_asynchronous_worker_has_nested_records_then_equals_one_pro
     assert [part["size"].shape for part in trained.predict(x)] == [(1,)] * 12
 
 
-@pytest.mark.slow("two fits")
-def test_fit_when_a_union_has_as_many_parts_as_workers_and_others_validate_then_all_records_count(spark):
+@pytest.mark.slow("a fit; test_rdd_modes.py holds one")
+def test_fit_when_other_records_validate_then_all_records_count(spark):
     columns = weighted_data(30)
-    parts = triples(columns, (20, 10))
+    (records,) = triples(columns, (30,))
     own, expected = (regression_model(keras.optimizers.SGD(0.1)) for _ in range(2))
-    trained = SparkModel(own, batch_size=40, learning_rate=0.05)
-    union = parted(spark, parts[:1]).union(parted(spark, parts[1:])).cache()
-    for rdd, validation in ((union, None), (union.coalesce(1), tuple(columns.values()))):
-        trained.fit(rdd, verbose=0, validation_data=validation)
+    trained = SparkModel(own, num_workers=2, batch_size=40, learning_rate=0.05)
+    trained.fit(parted(spark, [records]), verbose=0, validation_data=tuple(columns.values()))
     expected.optimizer.learning_rate = 0.05
-    expected.fit(*list(columns.values())[:2], sample_weight=columns["weight"], batch_size=40, epochs=2, verbose=0)
+    x, y, weight = columns.values()
+    expected.fit(x, y, sample_weight=weight, batch_size=40, verbose=0)
     assert_equal_weights(own, expected)
-    validated = expected.evaluate(*list(columns.values())[:2], sample_weight=columns["weight"], verbose=0)
-    assert trained.training_histories[1]["val_loss"] == pytest.approx([validated], rel=1e-5)
-    assert "val_loss" not in trained.training_histories[0]
+    validated = expected.evaluate(x, y, sample_weight=weight, verbose=0)
+    assert trained.training_histories[0]["val_loss"] == pytest.approx([validated], rel=1e-5)
 
 
 @pytest.mark.slow("two fits")
@@ -170,11 +169,6 @@ def test_fit_when_a_function_builds_a_model_without_input_then_training_goes_on_
         second = again.fit(spark.sparkContext.parallelize(records[:1], 1), verbose=0, validation_split=0.1).history
     assert int(again.model.optimizer.iterations) == steps + 1
     assert second["loss"][0] < first[0] and "val_loss" not in second
-    np.testing.assert_allclose(
-        np.stack(list(trained.predict(rdd.map(lambda record: record[0])))),
-        trained.model.predict(columns["features"], verbose=0),
-        atol=TOLERANCE,
-    )
 
 
 @pytest.mark.slow("a fit, and Keras in Python workers; test_rdd_modes.py fits an RDD")
@@ -199,8 +193,10 @@ def test_mllib_model_when_labels_become_vectors_then_trains_and_answers_in_kind(
         answer = trained.predict(vector)
         assert type(answer).__module__ == type(vector).__module__
         np.testing.assert_allclose(answer.toArray(), wanted[0], atol=TOLERANCE)
-    for rdd in (points, points.map(lambda point: point.features.asML())):
-        np.testing.assert_allclose([row.toArray() for row in trained.predict(rdd).collect()], wanted, atol=TOLERANCE)
+    np.testing.assert_allclose([row.toArray() for row in trained.predict(points).collect()], wanted, atol=TOLERANCE)
+    answer = trained.predict(points.map(lambda point: point.features.asML())).first()
+    assert isinstance(answer, DenseVector)
+    np.testing.assert_allclose(answer.toArray(), wanted[0], atol=TOLERANCE)
     assert trained.evaluate(points, categorical=True, nb_classes=3) == pytest.approx(
         expected.evaluate(x, np.eye(3)[labels], verbose=0), rel=1e-5
     )

@@ -1,4 +1,4 @@
-"""Every mode and frequency that `SparkModel` is asked for really runs: what only it does is counted where it is."""
+"""Every mode that `SparkModel` is asked for really runs: what only it does is counted where it is."""
 
 import json
 import os
@@ -14,7 +14,6 @@ from elephant import SparkModel
 
 ROWS, BATCH, EPOCHS, WORKERS = 32, 4, 2, 2
 STEPS = ROWS // WORKERS // BATCH
-WINDOWS = {"batch": STEPS, "epoch": 1, 3: 2}
 
 
 def spying_callback(folder):
@@ -83,16 +82,13 @@ def rdd_of(spark, columns):
     return spark.sparkContext.parallelize(pairs, WORKERS)
 
 
-@pytest.mark.slow("a fit per frequency; tests/rank/test_local_sgd.py holds them without Spark")
-@pytest.mark.parametrize("frequency", WINDOWS)
-def test_fit_when_synchronous_then_ranks_of_a_barrier_stage_exchange_as_often_as_asked(
-    spark, spied, tmp_path, frequency
-):
+@pytest.mark.slow("a fit; tests/rank/test_local_sgd.py holds all frequencies without Spark")
+def test_fit_when_synchronous_then_ranks_of_a_barrier_stage_exchange_as_often_as_asked(spark, spied, tmp_path):
     columns, model = counting_data(ROWS), counting_model()
-    trained = SparkModel(model, "synchronous", frequency, WORKERS, BATCH)
+    trained = SparkModel(model, "synchronous", 3, WORKERS, BATCH)
     history = trained.fit(rdd_of(spark, columns), EPOCHS, verbose=0, callbacks=[spying_callback(tmp_path)])
     told = [json.loads((tmp_path / f"rank-{rank}").read_text()) for rank in range(WORKERS)]
-    assert told == [{"world_size": WORKERS, "exchanges": EPOCHS * WINDOWS[frequency]}] * WORKERS
+    assert told == [{"world_size": WORKERS, "exchanges": EPOCHS * -(-STEPS // 3)}] * WORKERS
     assert spied == {"barriers": 1, "plain": 0, "locked": []}
     # The gradient does not depend on the weights, so averages of either have the same sum.
     expected = counted(columns, batch_size=BATCH * WORKERS, epochs=EPOCHS)
@@ -103,29 +99,19 @@ def test_fit_when_synchronous_then_ranks_of_a_barrier_stage_exchange_as_often_as
     assert trained.training_histories == [history.history] and len(history.history["loss"]) == EPOCHS
 
 
-more = pytest.mark.slow("a fit per mode and frequency")
-
-
 @pytest.mark.parametrize(
-    ("mode", "frequency"),
-    [
-        ("asynchronous", "batch"),
-        pytest.param("asynchronous", "epoch", marks=more),
-        pytest.param("asynchronous", 3, marks=more),
-        pytest.param("hogwild", "batch", marks=more),
-    ],
+    "mode", ["asynchronous", pytest.param("hogwild", marks=pytest.mark.slow("the same, without locks"))]
 )
-def test_fit_when_asynchronous_then_a_server_counts_a_push_of_every_window(spark, spied, mode, frequency):
+def test_fit_when_asynchronous_then_a_server_counts_a_push_of_every_step(spark, spied, mode):
     columns, model = counting_data(ROWS), counting_model()
-    trained = SparkModel(model, mode=mode, frequency=frequency, batch_size=BATCH)
+    trained = SparkModel(model, mode=mode, batch_size=BATCH)
     trained.fit(rdd_of(spark, columns), epochs=EPOCHS, verbose=0)
     assert spied == {"barriers": 0, "plain": 1, "locked": [mode == "asynchronous"]}
-    assert trained.training_statistics["updates"] == WORKERS * EPOCHS * WINDOWS[frequency]
+    assert trained.training_statistics["updates"] == WORKERS * EPOCHS * STEPS
     assert len(trained.training_statistics["positions"]) == WORKERS
-    # Gradients are applied each by itself; moves of weights are divided by the number of workers.
-    size = BATCH if frequency == "batch" else BATCH * WORKERS
     if mode == "asynchronous":
-        np.testing.assert_array_equal(model.get_weights()[0][:, 0], counted(columns, batch_size=size, epochs=EPOCHS))
+        # Gradients are applied each by itself.
+        np.testing.assert_array_equal(model.get_weights()[0][:, 0], counted(columns, batch_size=BATCH, epochs=EPOCHS))
     else:
         # Without locks an addition may be lost.
         assert np.abs(model.get_weights()[0]).max() > 0

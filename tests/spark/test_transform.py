@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from pyspark.ml.linalg import Vectors
 from spark_frames import partitioned_frame
-from tiers import in_tiers
 
 from elephant.errors import SchemaError
 from elephant.modeling.model_spec import model_source
@@ -35,11 +34,8 @@ def rows_of(values):
     return [(index, row.tolist()) for index, row in enumerate(values)]
 
 
-SIZES = {"one": (50,), "uneven, some empty": (0, 0, 7, 1, 0, 30), "a row each": (1,) * 20}
-
-
-@pytest.mark.parametrize("sizes", in_tiers(SIZES, fast=["uneven, some empty"], slow="other partitions"))
-def test_transform_when_partitions_are_any_then_every_row_keeps_its_prediction(spark, sizes):
+def test_transform_when_partitions_are_uneven_or_empty_then_every_row_keeps_its_prediction(spark):
+    sizes = (0, 0, 7, 1, 0, 30)
     values = data(sum(sizes))
     rows, parts = rows_of(values), []
     for size in sizes:
@@ -86,38 +82,15 @@ def test_transform_when_columns_are_of_all_kinds_then_they_pass_unchanged(spark)
         assert row[:-1] == tuple(before[row.id])
 
 
-@pytest.mark.parametrize(
-    "logits", in_tiers([False, True], fast=[True], slow="tests/task/test_predict_task.py holds the outputs")
-)
-def test_transform_when_the_loss_is_over_classes_then_gives_class_and_probability(spark, logits):
+def test_transform_when_the_loss_is_over_classes_then_gives_class_and_probability(spark):
     values = data(20)
-    model = model_with(
-        keras.losses.SparseCategoricalCrossentropy(from_logits=logits),
-        keras.layers.Dense(3, None if logits else "softmax"),
-    )
+    model = model_with(keras.losses.SparseCategoricalCrossentropy(from_logits=True), keras.layers.Dense(3))
     output = model.predict(values, verbose=0).astype("float64")
-    expected = np.exp(output) / np.exp(output).sum(axis=1, keepdims=True) if logits else output
+    expected = np.exp(output) / np.exp(output).sum(axis=1, keepdims=True)
     frame = partitioned_frame(spark, [rows_of(values)], "id int, features array<double>")
     rows = fitted_of(model).transform(frame).orderBy("id").collect()
     np.testing.assert_allclose([row.probability.toArray() for row in rows], expected, rtol=1e-5)
     assert [row.prediction for row in rows] == expected.argmax(axis=1).tolist()
-
-
-@pytest.mark.parametrize(
-    "logits", in_tiers([False, True], fast=[True], slow="tests/task/test_predict_task.py holds the outputs")
-)
-def test_transform_when_the_loss_is_binary_then_gives_both_probabilities(spark, logits):
-    values = data(20)
-    model = model_with(
-        keras.losses.BinaryCrossentropy(from_logits=logits), keras.layers.Dense(1, None if logits else "sigmoid")
-    )
-    output = model.predict(values, verbose=0)[:, 0].astype("float64")
-    positive = 1 / (1 + np.exp(-output)) if logits else output
-    frame = partitioned_frame(spark, [rows_of(values)], "id int, features array<double>")
-    rows = fitted_of(model).transform(frame).orderBy("id").collect()
-    probabilities = np.array([row.probability.toArray() for row in rows])
-    np.testing.assert_allclose(probabilities, np.stack([1 - positive, positive], axis=1), rtol=1e-5)
-    assert [row.prediction for row in rows] == (positive > 0.5).astype(float).tolist()
 
 
 def test_transform_when_there_are_several_outputs_then_gives_an_array(spark):
@@ -160,21 +133,6 @@ def test_transform_when_its_result_is_selected_from_then_knows_the_frame_s_own_c
     predicted = fitted.transform(frame.alias("t"))
     assert predicted.select("t.id", "prediction").count() == 4
     assert predicted.columns == ["id", "features", "prediction"]
-
-
-@pytest.mark.slow("two models; tests/task/test_predict_task.py holds which one is kept")
-def test_transform_when_two_models_share_their_weights_then_each_gives_its_own_output(spark):
-    def build(activation):
-        model = keras.Sequential(
-            [keras.layers.Input((4,)), keras.layers.Dense(1, activation, kernel_initializer="ones")]
-        )
-        model.compile("sgd", "mse")
-        return model
-
-    frame = spark.createDataFrame([([1.0] * 4,)], ["features"]).coalesce(1)
-    for activation, expected in (("linear", 4.0), ("sigmoid", 1 / (1 + np.exp(-4.0)))):
-        fitted = KerasModel(model_source(lambda activation=activation: build(activation)))
-        assert fitted.transform(frame).first().prediction == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("name", ["Prediction", "PROBABILITY"])

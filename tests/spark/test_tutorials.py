@@ -94,9 +94,11 @@ def test_lesson_when_run_then_keeps_its_promise_and_prints_about_the_numbers_tha
 
 @pytest.mark.timeout(COMMANDS_TIMEOUT_S + 30)
 @pytest.mark.spark
-@pytest.mark.slow("a cluster, a doctor and two jobs of their own")
+@pytest.mark.slow("a cluster and two jobs of their own")
 def test_commands_of_the_lesson_about_spark_submit_when_run_then_keep_its_promise(tmp_path):
     blocks = re.findall(r"^```sh\n(.*?)^```", (TUTORIALS / "spark_submit.md").read_text(), re.DOTALL | re.MULTILINE)
+    # Those of docs/doctor.md are run in tests/test_commands.py.
+    blocks = [block for block in blocks if not block.startswith("elephant doctor")]
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     commands = "".join(["set -euo pipefail\n", *blocks]).replace("7077", str(port))

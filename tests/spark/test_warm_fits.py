@@ -1,9 +1,6 @@
 """Fits and predictions in processes that an executor's fork server has made, one after the other in one session."""
 
 import os
-import subprocess
-import sys
-import textwrap
 import time
 
 import keras
@@ -13,7 +10,7 @@ from keras_reference import classifier_data, fit_one_process, regression_model
 from process_tree import forked_in, predicts, runs
 from spark_frames import partitioned_frame, split_rows
 
-from elephant import KerasEstimator
+from elephant import KerasEstimator, KerasModel
 
 SCHEMA = "features array<double>, label double"
 SIZES = (12, 10, 8)
@@ -33,7 +30,6 @@ def leaving(folder):
             """Looks at batches, and so runs on the workers."""
 
         def on_train_begin(self, logs=None):
-            import os
             import threading
             import time
 
@@ -51,9 +47,9 @@ def leaving(folder):
     return Leaving()
 
 
-def fit(spark, **options):
+def fit(spark, workers=3, **options):
     model = regression_model(keras.optimizers.SGD(0.1))
-    return KerasEstimator(model=model, numWorkers=3, epochs=2, batchSize=30, shuffle=False, **options).fit(
+    return KerasEstimator(model=model, numWorkers=workers, epochs=2, batchSize=30, shuffle=False, **options).fit(
         frame_of(spark)
     )
 
@@ -82,11 +78,11 @@ def test_fit_when_one_ran_before_then_is_forked_and_finds_nothing_of_it(spark, t
     assert {name.split("-")[1] for name in first} == {name.split("-")[1] for name in second}
 
 
-@pytest.mark.slow("imports Keras in two processes; tests/task/test_warm_processes.py holds the rule")
+@pytest.mark.slow("imports Keras in a process; tests/task/test_warm_processes.py holds the rule")
 def test_fit_when_no_process_may_wait_then_none_is_forked(spark, capsys):
     spark.conf.set("spark.elephant.warmWorkers", "0")
     try:
-        fitted = fit(spark)
+        fitted = fit(spark, workers=1)
     finally:
         spark.conf.unset("spark.elephant.warmWorkers")
     shown = capsys.readouterr().out
@@ -95,7 +91,7 @@ def test_fit_when_no_process_may_wait_then_none_is_forked(spark, capsys):
 
 
 def test_predictions_when_python_workers_are_killed_then_no_process_and_no_folder_is_left(spark, local_folder):
-    fitted = fit(spark, verbose=0)
+    fitted = KerasModel(regression_model("sgd")).setLabelCol("label")
     rows = fitted.transform(frame_of(spark)).select("features", "prediction").collect()
     expected = fitted.model.predict(np.array([row.features for row in rows]), verbose=0)[:, 0]
     np.testing.assert_allclose([np.ravel(row.prediction)[0] for row in rows], expected, atol=1e-5)
@@ -122,40 +118,3 @@ def await_none(found):
     while left := found():
         assert time.monotonic() < deadline, left
         time.sleep(0.1)
-
-
-SCRIPT = """
-    import os, signal, sys
-
-    sys.path.insert(0, sys.argv[1])
-    import keras
-    from keras_reference import classifier_data, regression_model
-    from spark_frames import partitioned_frame, split_rows
-    from elephant import KerasEstimator
-    from elephant.cluster.local import local_session
-
-    session = local_session(2, conf={"spark.local.dir": sys.argv[2]})
-    rows = split_rows(classifier_data(20), (12, 8))
-    frame = partitioned_frame(session, rows, "features array<double>, label double")
-    fitted = KerasEstimator(model=regression_model("sgd"), numWorkers=2, batchSize=8).fit(frame)
-    assert len(fitted.transform(frame).collect()) == 20
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-@pytest.mark.timeout(170)
-@pytest.mark.slow("a session of its own; tests/task/test_warm_processes.py ends servers with their executor")
-def test_session_when_its_driver_is_killed_then_no_process_of_it_is_left(tmp_path):
-    script, local = tmp_path / "session.py", tmp_path / "local"
-    script.write_text(textwrap.dedent(SCRIPT), encoding="utf-8")
-    local.mkdir()
-    support = os.path.dirname(sys.modules["keras_reference"].__file__)
-    command = [sys.executable, str(script), support, str(local)]
-    # Whatever it writes is on the disk: what it starts and leaves would keep a pipe open.
-    with open(tmp_path / "log", "w") as log:
-        code = subprocess.run(command, stdout=log, stderr=log, timeout=150).returncode
-    text = (tmp_path / "log").read_text()
-    assert code == -9, text
-    assert "2 of 2 processes were forked" in text
-    await_none(lambda: forked_in(local))
-    await_none(lambda: list(local.glob("**/forkserver-*")) + list(local.glob("**/model-*")))

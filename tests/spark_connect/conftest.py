@@ -36,20 +36,37 @@ def clients(server):
         process.stdin.close()
 
 
+class Client:
+    """Runs functions of `connect_clients`, one after the other, each in a process that is forked for it."""
+
+    def __init__(self, clients, folder):
+        self.clients = clients
+        self._folder, self._output = folder, folder / "client.txt"
+
+    def __call__(self, name, *arguments):
+        """Runs one function to its end, and returns what it has printed."""
+        self.begin(name, *arguments)
+        status, said = self.ended()
+        assert status == "0\n", said[-10000:]
+        return said
+
+    def begin(self, name, *arguments):
+        command = [name, *map(str, arguments)]
+        told = {"command": command, "folder": str(self._folder), "output": str(self._output)}
+        self.clients.stdin.write(f"{json.dumps(told)}\n")
+        self.clients.stdin.flush()
+
+    def ended(self):
+        """Waits for the end of the function, and returns its exit status and what it has printed."""
+        answered, _, _ = select.select([self.clients.stdout], [], [], CLIENT_S)
+        said = self._output.read_text() if self._output.exists() else ""
+        if not answered:
+            end_with_children([self.clients])
+        assert answered, said[-10000:]
+        return self.clients.stdout.readline(), self._output.read_text()
+
+
 @pytest.fixture
 def client(clients, tmp_path):
-    """Runs one function of `connect_clients` to its end, and returns what it has printed."""
-    output = tmp_path / "client.txt"
-
-    def run(name, *arguments):
-        told = {"command": [name, *map(str, arguments)], "folder": str(tmp_path), "output": str(output)}
-        clients.stdin.write(f"{json.dumps(told)}\n")
-        clients.stdin.flush()
-        answered, _, _ = select.select([clients.stdout], [], [], CLIENT_S)
-        said = output.read_text() if output.exists() else ""
-        if not answered:
-            end_with_children([clients])
-        assert answered and clients.stdout.readline() == "0\n", said[-10000:]
-        return output.read_text()
-
-    return run
+    """What runs functions of `connect_clients`."""
+    return Client(clients, tmp_path)

@@ -1,4 +1,4 @@
-"""What clients of Spark Connect do in the tests: ``connect_clients.py URL FUNCTION ARGUMENT...``, in a new process.
+"""What clients of Spark Connect do in the tests.
 
 ``connect_clients.py URL`` imports Keras and PySpark once, and then makes a client of each line that it reads, in a
 process that is forked for it: what a client imports takes longer than what most of them do.
@@ -46,16 +46,10 @@ def check_weights(fitted, expected):
         np.testing.assert_allclose(value, wanted, atol=TOLERANCE)
 
 
-def fit(spark, hosting, *modes):
-    """Fits in each of the modes."""
-    spark.conf.set("spark.elephant.coordinator", hosting)
-    assert coordinates_on_executors(spark) is (hosting == "executors")
-    for mode in modes:
-        FITS[mode](spark, hosting)
-
-
-def fit_synchronously(spark, hosting):
+def fit_synchronously(spark):
     """Two workers that step together give what one process gives."""
+    spark.conf.set("spark.elephant.coordinator", "auto")
+    assert not coordinates_on_executors(spark)
     frame, model = frame_of(spark, data()), regression_model(keras.optimizers.SGD(0.05))
     expected, history = reference(model, 2)
     fitted = KerasEstimator(model=model, numWorkers=2, epochs=2, batchSize=ROWS).fit(frame)
@@ -63,27 +57,32 @@ def fit_synchronously(spark, hosting):
     np.testing.assert_allclose(fitted.history["loss"], history["loss"], rtol=1e-4)
 
 
-def fit_asynchronously(spark, hosting):
-    """One worker of a server gives what one process gives."""
+def hosted(spark, folder):
+    """What rank 0 hosts, in one session: each session has its own Python on the executors, which imports all anew."""
+    find_out(spark)
+    fit_asynchronously(spark)
+    fail(spark, folder)
+
+
+def find_out(spark):
+    """A client whose address nobody listens on finds that out, and has rank 0 host for it."""
+    # Ours to listen on is 127.0.0.1; this one is another.
+    spark.conf.set("spark.elephant.driver.host", "127.0.0.77")
+    assert coordinates_on_executors(spark)
+    assert elephant.run(elephant.collective.rank, num_workers=2, spark=spark) == [0, 1]
+
+
+def fit_asynchronously(spark):
+    """One worker of a server that rank 0 hosts gives what one process gives."""
+    spark.conf.set("spark.elephant.coordinator", "executors")
+    assert coordinates_on_executors(spark)
     model, seen = regression_model(keras.optimizers.SGD(0.05)), SeesEpochs()
     options = {"mode": "asynchronous", "epochs": 2, "batchSize": ROWS, "callbacks": [seen], "verbose": 0}
     fitted = KerasEstimator(model=model, numWorkers=1, **options).fit(frame_of(spark, data()))
     check_weights(fitted, reference(model, 2)[0])
     assert fitted.training_statistics["updates"] == 2
-    # Where rank 0 hosts them, callbacks are copies of the user's.
-    assert seen.epochs == ([] if hosting == "executors" else [0, 1])
-
-
-def fit_without_locks(spark, hosting):
-    """Hogwild learns."""
-    model = regression_model(keras.optimizers.SGD(0.05))
-    options = {"mode": "hogwild", "epochs": 3, "batchSize": 4, "verbose": 0}
-    fitted = KerasEstimator(model=model, numWorkers=2, **options).fit(frame_of(spark, data()))
-    assert fitted.history["loss"][-1] < 0.9 * fitted.history["loss"][0]
-    assert len(fitted.history["loss"]) == 3
-
-
-FITS = {"synchronous": fit_synchronously, "asynchronous": fit_asynchronously, "hogwild": fit_without_locks}
+    # It hosts callbacks too, which are copies of the user's.
+    assert seen.epochs == []
 
 
 class SeesEpochs(keras.callbacks.Callback):
@@ -104,20 +103,23 @@ class FailsInEpoch(keras.callbacks.Callback):
             raise ValueError("this callback fails in its second epoch")
 
 
-def fail(spark, hosting):
-    """Errors arrive whole, in whatever way they come."""
-    spark.conf.set("spark.elephant.coordinator", hosting)
-    frame, model = frame_of(spark, data()), regression_model(keras.optimizers.SGD(0.05))
+def fail(spark, folder):
+    """Errors arrive whole, in whatever way they come, and a fit goes on from the checkpoint before its own."""
+    spark.conf.set("spark.elephant.coordinator", "executors")
+    frame, model = frame_of(spark, data()), regression_model(keras.optimizers.SGD(0.05, momentum=0.9))
+    expected, _ = reference(model, 3)
 
     def estimator(**options):
-        return KerasEstimator(model=model, numWorkers=2, epochs=3, **{"verbose": 0, **options})
+        return KerasEstimator(model=model, numWorkers=2, epochs=3, batchSize=ROWS, **{"verbose": 0, **options})
 
+    path = f"{folder}/checkpoints"
     with pytest.raises(WorkerFailure) as failed:
-        estimator(callbacks=[FailsInEpoch()], verbose=1).fit(frame)
+        estimator(callbacks=[FailsInEpoch()], checkpointPath=path, verbose=1).fit(frame)
     # Both ranks fail of it: either may have been the first.
     assert failed.value.rank in (0, 1) and failed.value.host and failed.value.executor
     assert "ValueError: this callback fails in its second epoch" in failed.value.summary
     assert "in on_epoch_end" in failed.value.traceback and failed.value.step is not None
+    check_weights(estimator(checkpointPath=path, resume=True, verbose=1).fit(frame), expected)
     for mode in ("synchronous", "asynchronous"):
         with pytest.raises(DataError, match="column 'label': expected a value in every row. Received: null"):
             estimator(mode=mode).fit(frame.selectExpr("features", "nullif(label, label) AS label"))
@@ -141,26 +143,17 @@ def rank_and_bytes():
     return elephant.collective.rank(), len(bytes(3 * 2**20))
 
 
-def unreachable(spark):
-    """A client whose address nobody listens on finds that out, and has rank 0 host for it."""
-    # Ours to listen on is 127.0.0.1; this one is another.
-    spark.conf.set("spark.elephant.driver.host", "127.0.0.77")
-    assert coordinates_on_executors(spark)
-    fitted = KerasEstimator(model=regression_model(keras.optimizers.SGD(0.05)), numWorkers=2, batchSize=ROWS).fit(
-        frame_of(spark, data())
-    )
-    expected, _ = reference(regression_model(keras.optimizers.SGD(0.05)), 1)
-    check_weights(fitted, expected)
-
-
 def use(spark, folder):
     """What a fitted model is used for, and files."""
+    from pyspark.ml import Pipeline, PipelineModel
+
     columns = data()
     frame, model = frame_of(spark, columns), regression_model(keras.optimizers.SGD(0.05))
     path = f"{folder}/model"
     estimator = KerasEstimator(model=model, numWorkers=2, batchSize=ROWS, verbose=0)
     estimator.save(f"{folder}/estimator")
-    fitted = KerasEstimator.load(f"{folder}/estimator").fit(frame)
+    piped = Pipeline(stages=[KerasEstimator.load(f"{folder}/estimator")]).fit(frame)
+    fitted = piped.stages[0]
     expected = {
         round(float(label), 5): float(value)
         for label, value in zip(
@@ -173,7 +166,6 @@ def use(spark, folder):
         for label, prediction in rows:
             assert prediction == pytest.approx(expected[round(label, 5)], abs=1e-5)
 
-    check(fitted.transform(frame).select("label", "prediction").collect())
     check(frame.select("label", elephant.predict_udf(fitted)("features")).collect())
     assert fitted.evaluate(frame)["loss"] == pytest.approx(
         fitted.model.evaluate(columns["features"], columns["label"], verbose=0), rel=1e-4
@@ -182,19 +174,11 @@ def use(spark, folder):
     with pytest.raises(Exception, match="already exists"):
         fitted.save(path)
     fitted.write().overwrite().save(path)
-    check(KerasModel.load(path).transform(frame).select("label", "prediction").collect())
+    check_weights(KerasModel.load(path), fitted.model.get_weights())
     keras.saving.load_model(f"{path}/model.keras")
-    pipelines(frame, estimator, folder, check, expected)
-    files(spark, estimator, folder, expected)
-
-
-def pipelines(frame, estimator, folder, check, expected):
-    from pyspark.ml import Pipeline, PipelineModel
-
-    piped = Pipeline(stages=[estimator]).fit(frame)
-    check(piped.transform(frame).select("label", "prediction").collect())
     piped.save(f"{folder}/pipeline")
     check(PipelineModel.load(f"{folder}/pipeline").transform(frame).select("label", "prediction").collect())
+    files(spark, estimator, folder, expected)
 
 
 def files(spark, estimator, folder, expected):
@@ -238,38 +222,9 @@ def refuse(spark):
         KerasEstimator(model=model, numWorkers=2, verbose=0).fit(frame)
 
 
-def track(spark, folder):
-    """MLflow's own hook hears of no fit here, and the fit opens the one run that there is."""
-    import mlflow
-
-    os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
-    mlflow.set_tracking_uri(f"file://{folder}/runs")
-    mlflow.autolog(silent=True)
-    model = regression_model(keras.optimizers.SGD(0.05))
-    fitted = KerasEstimator(model=model, numWorkers=2, epochs=2, verbose=0).fit(frame_of(spark, data()))
-    (run,) = mlflow.search_runs(search_all_experiments=True, output_format="list")
-    assert (run.info.status, run.data.params["epochs"]) == ("FINISHED", "2")
-    logged = mlflow.MlflowClient().get_metric_history(run.info.run_id, "loss")
-    assert {point.step: point.value for point in logged} == pytest.approx(dict(enumerate(fitted.history["loss"])))
-    assert [model.source_run_id for model in mlflow.search_logged_models(output_format="list")] == [run.info.run_id]
-    assert mlflow.active_run() is None
-
-
-def checkpoints(spark, folder):
-    """A fit that rank 0 hosts leaves its last checkpoint when it fails, and goes on from there."""
-    spark.conf.set("spark.elephant.coordinator", "executors")
-    frame, model = frame_of(spark, data()), regression_model(keras.optimizers.SGD(0.05, momentum=0.9))
-    expected, _ = reference(model, 3)
-    options = {"model": model, "numWorkers": 2, "epochs": 3, "batchSize": ROWS, "verbose": 0}
-    options["checkpointPath"] = f"{folder}/checkpoints"
-    with pytest.raises(WorkerFailure, match="second epoch"):
-        KerasEstimator(callbacks=[FailsInEpoch()], **options).fit(frame)
-    check_weights(KerasEstimator(resume=True, **options).fit(frame), expected)
-
-
-def wait(spark, hosting, mark):
+def wait(spark, mark):
     """Runs until it is interrupted; makes a file when its ranks run."""
-    spark.conf.set("spark.elephant.coordinator", hosting)
+    spark.conf.set("spark.elephant.coordinator", "executors")
     elephant.run(mark_and_wait, args=(mark,), num_workers=2, spark=spark, verbose=0)
 
 
@@ -283,11 +238,8 @@ def mark_and_wait(mark):
 
 
 def main():
-    url, *called = sys.argv[1:]
+    (url,) = sys.argv[1:]
     warnings.simplefilter("ignore")
-    if called:
-        call(url, *called)
-        return
     for line in sys.stdin:
         pid = os.fork()
         if not pid:

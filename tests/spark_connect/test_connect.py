@@ -1,11 +1,11 @@
 """Spark Connect: a server with executors of its own, and clients in processes of their own."""
 
+import re
 import signal
-import subprocess
 import time
 
+import psutil
 import pytest
-from connect_server import client_command
 from process_tree import predicts, processes_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
@@ -15,31 +15,28 @@ ENDS_S = 20.0
 
 
 more = pytest.mark.slow("a client of its own")
+HOSTED = "rank 0 coordinates this run"
 
 
-@pytest.mark.parametrize(
-    ("hosting", "modes"),
-    [
-        ("auto", ["synchronous"]),
-        pytest.param("executors", ["synchronous", "asynchronous", "hogwild"], marks=more),
-    ],
-)
-def test_fit_when_the_session_is_remote_then_equals_one_process(client, hosting, modes):
-    shown = client("fit", hosting, *modes)
-    assert ("rank 0 coordinates this run" in shown) == (hosting == "executors")
-    # The plan and the epochs are shown in either case, be it at the end.
-    epochs = [line.split()[0] for line in shown.splitlines() if "/2 " in line and "step" not in line]
-    assert epochs == ["1/2", "2/2"] * modes.count("synchronous")
+def epochs_in(shown):
+    """Returns the first words of the lines about epochs."""
+    return [line.split()[0] for line in shown.splitlines() if re.search(r"\d/\d ", line) and "step" not in line]
+
+
+def test_fit_when_the_session_is_remote_then_equals_one_process(client):
+    shown = client("fit_synchronously")
+    assert HOSTED not in shown
+    assert epochs_in(shown) == ["1/2", "2/2"]
 
 
 @more
-def test_fit_when_it_fails_remotely_then_the_error_is_whole(client):
-    client("fail", "executors")
-
-
-@more
-def test_fit_when_executors_do_not_reach_the_client_then_rank_0_hosts(client):
-    assert "rank 0 coordinates this run" in client("unreachable")
+def test_fits_when_rank_0_hosts_then_equal_one_process_and_errors_are_whole_and_one_goes_on_from_its_checkpoint(
+    client, tmp_path
+):
+    shown = client("hosted", tmp_path)
+    assert HOSTED in shown
+    # The plan and the epochs are shown, be it at the end.
+    assert epochs_in(shown)[-2:] == ["2/3", "3/3"]
 
 
 @more
@@ -48,33 +45,22 @@ def test_model_when_the_session_is_remote_then_transforms_evaluates_saves_and_lo
 
 
 @more
-def test_fit_when_mlflow_logs_by_itself_and_the_session_is_remote_then_opens_one_run(client, tmp_path):
-    client("track", tmp_path)
-
-
-@more
 def test_doors_that_need_a_jvm_when_the_session_is_remote_then_say_so(client):
     client("refuse")
 
 
 @more
-def test_fit_when_rank_0_hosts_and_it_fails_then_goes_on_from_its_checkpoint(client, tmp_path):
-    client("checkpoints", tmp_path)
-
-
-@more
-def test_run_when_the_client_is_interrupted_then_nothing_is_left_of_it(server, tmp_path):
+def test_run_when_the_client_is_interrupted_then_nothing_is_left_of_it(server, client, tmp_path):
     mark = tmp_path / "running"
-    command, environment = client_command(server, "wait", "executors", mark)
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
-        try:
-            await_true(mark.exists, STARTS_S)
-            # Two ranks and the process that coordinates them.
-            assert len(rank_processes()) == 3
+    client.begin("wait", mark)
+    try:
+        await_true(mark.exists, STARTS_S)
+        # Two ranks and the process that coordinates them.
+        assert len(rank_processes()) == 3
+    finally:
+        for process in psutil.Process(client.clients.pid).children():
             process.send_signal(signal.SIGINT)
-            _, said = process.communicate(timeout=60)
-        finally:
-            process.kill()
+        _, said = client.ended()
     assert "KeyboardInterrupt" in said
     await_true(lambda: not rank_processes(), ENDS_S)
     assert list(server.local_folder.glob("**/elephant-*")) == []

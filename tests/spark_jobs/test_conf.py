@@ -1,4 +1,4 @@
-"""The examples in spark_jobs/conf: every line is explained, and those of this machine are submitted."""
+"""The examples in spark_jobs/conf: every line is explained, and one is submitted, see `trained`."""
 
 import json
 import os
@@ -8,8 +8,7 @@ import subprocess
 import sysconfig
 
 import pytest
-from spark_submit import JOBS, last_line, submit
-from standalone_cluster import StandaloneCluster
+from spark_submit import JOBS, last_line
 
 from elephant.jobs.settings import settings_of
 from elephant.jobs.submission import read_settings
@@ -98,43 +97,11 @@ def test_gpu_addresses_when_there_are_two_gpus_then_are_what_spark_takes(tmp_pat
     assert json.loads(done.stdout) == {"name": "gpu", "addresses": ["0", "1"]}
 
 
-def submitted(cluster, inputs, tmp_path, conf, *options):
-    """Submits train.yaml with one of the examples, with data, a model and an output of this machine."""
-    words = ["--config", CONF / "train.yaml", "--model", inputs / "model.keras", "--output", tmp_path / "fitted"]
-    words += [
-        "--data",
-        inputs / "data.parquet",
-        "--where",
-        "id >= 0",
-        "--features-col",
-        "features",
-        "--label-col",
-        "label",
-    ]
-    words += ["--num-workers", 2, "--epochs", 2, "--checkpoint-path", tmp_path / "checkpoints"]
-    return submit(cluster, "train", *words, options=("--properties-file", str(CONF / conf), *options))
-
-
-@pytest.mark.slow("a submission with a fit; test_jobs.py submits one")
 @pytest.mark.spark
 @pytest.mark.timeout(1500)
-def test_gpu_example_when_the_workers_report_gpus_then_each_rank_gets_its_own(inputs, tmp_path):
-    # Both workers are on this machine, where two GPUs with one address would be one GPU.
-    script = tmp_path / "invented.sh"
-    script.write_text(
-        "#!/bin/sh\n"
-        # Whoever makes the folder first is the first of the two workers.
-        f"mkdir {tmp_path}/first 2>/dev/null && address=0 || address=1\n"
-        """printf '{"name": "gpu", "addresses": ["%s"]}\\n' "$address"\n"""
-    )
-    script.chmod(0o755)
-    properties = {"spark.worker.resource.gpu.amount": "1", "spark.worker.resource.gpu.discoveryScript": str(script)}
-    smaller = ["spark.executor.cores=1", "spark.cores.max=2", "spark.executor.memory=1024m"]
-    options = [word for setting in smaller for word in ("--conf", setting)]
-    with StandaloneCluster(2, worker_properties=properties) as gpus:
-        done = submitted(gpus, inputs, tmp_path, "gpu-standalone.conf", "--master", gpus.url, *options)
-    assert len(last_line(done)["loss"]) == 2
-    metadata = next((tmp_path / "fitted" / "metadata").glob("part-*")).read_text()
+def test_gpu_example_when_the_workers_report_gpus_then_each_rank_gets_its_own(trained, inputs):
+    last_line(trained)
+    metadata = next((inputs / "fitted" / "metadata").glob("part-*")).read_text()
     assert sorted(rank["devices"] for rank in json.loads(metadata)["plan"]) == [["0"], ["1"]]
 
 

@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from spark_submit import ONE, ROWS, SUBMIT_TIMEOUT_S, complaint, last_line, submit
+from spark_submit import EPOCHS, ONE, ROWS, SUBMIT_TIMEOUT_S, complaint, last_line
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1500)]
 
 DRIVER = Path(__file__).with_name("several_jobs.py")
-EPOCHS = 4
 slow = pytest.mark.slow("more jobs than one; tests/jobs hold the parts")
 
 WRONG = {
@@ -33,36 +32,6 @@ WRONG = {
 
 
 @pytest.fixture(scope="module")
-def code(inputs):
-    """Options that ship the user's code."""
-    return ("--py-files", str(inputs / "net_of_user.py"))
-
-
-@pytest.fixture(scope="module")
-def job_file(inputs):
-    path = inputs / "job.yaml"
-    lines = [
-        f"data: {inputs / 'data.parquet'}",
-        f"output: {inputs / 'fitted'}",
-        f"checkpoint-path: {inputs / 'checkpoints'}",
-        "model: net_of_user:build",
-        "num-workers: 2",
-        "epochs: 30",
-        "batch-size: 16",
-        "validation-fraction: 0.1",
-        "seed: 3",
-    ]
-    path.write_text("\n".join(lines))
-    return path
-
-
-@pytest.fixture(scope="module")
-def trained(cluster, inputs, job_file, code):
-    """A job that was submitted with a job file, one line of which the command line overrules."""
-    return submit(cluster, "train", "--config", job_file, "--epochs", EPOCHS, options=code)
-
-
-@pytest.fixture(scope="module")
 def probabilities(inputs, trained):
     """What the trained model gives for every row, in numpy: it doubles its inputs, and has one dense layer."""
     last_line(trained)
@@ -80,10 +49,11 @@ class Ended(dict):
     """Jobs that have ended, by name; see `ended`."""
 
 
-def in_one_driver(cluster, code, file, jobs, variables=None):
-    """Runs jobs in one driver without executors; returns a `subprocess.CompletedProcess` for each."""
+def in_one_driver(cluster, options, file, jobs, variables=None):
+    """Runs jobs in one application; returns a `subprocess.CompletedProcess` for each."""
     file.write_text(json.dumps([[name, [str(word) for word in words]] for name, words in jobs]))
-    done = cluster.submit(DRIVER, file, options=(*ONE, *code), timeout_s=SUBMIT_TIMEOUT_S, variables=variables)
+    given = {"options": options, "timeout_s": SUBMIT_TIMEOUT_S, "variables": variables}
+    done = cluster.submit(DRIVER, file, "--together", **given)
     return [subprocess.CompletedProcess(name, *end) for (name, _), end in zip(jobs, last_line(done), strict=True)]
 
 
@@ -109,7 +79,7 @@ def ended(cluster, inputs, job_file, trained, code, tmp_path_factory):
         given = ["--data", inputs / "data.parquet", "--model", inputs / "model.keras"]
         jobs[case] = ["train", [*given, "--output", folder / case / "fitted", *words]]
     written_before = (fitted / "variables.npz").stat().st_mtime_ns
-    ended = Ended(zip(jobs, in_one_driver(cluster, code, folder / "jobs.json", jobs.values()), strict=True))
+    ended = Ended(zip(jobs, in_one_driver(cluster, (*ONE, *code), folder / "jobs.json", jobs.values()), strict=True))
     ended.folder, ended.fitted = folder, fitted
     ended.written_before, ended.written_after = written_before, (fitted / "variables.npz").stat().st_mtime_ns
     return ended
@@ -165,17 +135,17 @@ def test_resume_when_a_worker_was_killed_then_goes_on_and_ends_as_if_nothing_had
     words = ["--config", job_file, "--epochs", EPOCHS, "--output", output, "--checkpoint-path", checkpoints]
     words += ["--callbacks", "net_of_user:killed_once"]
     variables = {"MARKER_OF_THE_KILLED": str(marker)}
-    killed = submit(cluster, "train", *words, options=code, variables=variables)
+    go_on = ["resume", ["--checkpoint-path", checkpoints, "--trusted"]]
+    anew = ["train", [*words[:-2], "--output", tmp_path / "other"]]
+    jobs = [["train", words], go_on, go_on, anew]
+    killed, resumed, again, anew = in_one_driver(cluster, code, tmp_path / "jobs.json", jobs, variables=variables)
     assert killed.returncode == 3, killed.stdout
     assert marker.exists()
     assert "signal 9" in complaint(killed, "train")
-    assert not output.exists()
     assert list(tmp_path.glob(".fitted.*")) == []
     kept = json.loads((checkpoints / "job.json").read_text())
     assert (kept["epochs"], kept["data"]) == (EPOCHS, str(inputs / "data.parquet"))
-    go_on = ["--checkpoint-path", checkpoints, "--trusted"]
-    resumed = submit(cluster, "resume", *go_on, options=code, variables=variables)
-    assert "going on after epoch" in resumed.stdout
+    assert "going on after epoch" in resumed.stdout + resumed.stderr
     expected = last_line(trained)
     history = last_line(resumed)
     assert list(history) == list(expected)
@@ -184,13 +154,6 @@ def test_resume_when_a_worker_was_killed_then_goes_on_and_ends_as_if_nothing_had
     with np.load(output / "variables.npz") as after, np.load(inputs / "fitted" / "variables.npz") as before:
         for name in before.files:
             np.testing.assert_allclose(after[name], before[name], atol=1e-5)
-    again, anew = in_one_driver(
-        cluster,
-        code,
-        tmp_path / "jobs.json",
-        [["resume", go_on], ["train", [*words[:-2], "--output", tmp_path / "other"]]],
-        variables=variables,
-    )
     assert last_line(again) == history
     assert anew.returncode == 2
     assert complaint(anew, "train").startswith("train.py: checkpointPath: expected a folder without checkpoints.")

@@ -35,12 +35,8 @@ def missing_for_connect():
     return None
 
 
-def client_command(server, *arguments):
-    """Returns the command, and the environment, of a client that runs one function of `connect_clients`.
-
-    Args:
-        arguments: The function's name and its arguments; nothing for a process that reads them.
-    """
+def client_command(server):
+    """Returns the command, and the environment, of the process that makes clients of the lines that it reads."""
     environment = {
         **os.environ,
         "PYTHONPATH": python_path(_ROOT, _ROOT / "tests" / "support"),
@@ -48,7 +44,7 @@ def client_command(server, *arguments):
     }
     for variable in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "DATABRICKS_RUNTIME_VERSION"):
         environment.pop(variable, None)
-    return [sys.executable, str(_CLIENTS), server.url, *map(str, arguments)], environment
+    return [sys.executable, str(_CLIENTS), server.url], environment
 
 
 class ConnectServer(Daemons):

@@ -14,7 +14,6 @@ from keras_reference import classifier_data, regression_model
 
 import elephant
 from elephant.cluster.local import local_session
-from elephant.errors import ElephantError
 
 ROWS = 48
 
@@ -56,14 +55,6 @@ def several_case(spark):
     return told(fitted(spark, numWorkers=1, gpusPerWorker=2))
 
 
-def hidden_case(spark):
-    return told(fitted(spark, useGpu=False))
-
-
-def demanded_case(spark):
-    return told(fitted(spark, useGpu=True))
-
-
 def asynchronous_case(spark):
     model = fitted(spark, mode="asynchronous", numWorkers=1, gpusPerWorker=2, batchSize=8)
     return {"plan": model.plan, "history": model.history}
@@ -87,10 +78,6 @@ def run_case(spark):
     return elephant.run(environment_of_rank, num_workers=2, spark=spark, verbose=0)
 
 
-def run_several_case(spark):
-    return elephant.run(environment_of_rank, num_workers=1, gpus_per_worker=2, spark=spark, verbose=0)
-
-
 def unseen_case(spark):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -99,18 +86,6 @@ def unseen_case(spark):
     model.write().overwrite().save(path)
     loaded = elephant.KerasModel.load(path).plan
     return {**told(model), "loaded": loaded, "warnings": [str(warning.message) for warning in caught]}
-
-
-def refused(fit):
-    try:
-        fit()
-    except ElephantError as error:
-        return {"kind": type(error).__name__, "text": str(error)}
-    return None
-
-
-def collision_case(spark):
-    return refused(lambda: fitted(spark))
 
 
 def main():

@@ -12,6 +12,7 @@ import pytest
 JOBS = Path(__file__).resolve().parents[2] / "spark_jobs"
 ROWS = 400
 FEATURES = 5
+EPOCHS = 4
 # Of one process, which needs no executor.
 ONE = ("--master", "local[1]")
 SUBMIT_TIMEOUT_S = 420.0
