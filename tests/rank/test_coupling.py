@@ -7,7 +7,6 @@ from keras import layers, ops
 from keras_reference import classifier_data, global_batches, job_for, largest_difference, split
 from rank_pool import RankError
 from tables import every_case
-from tiers import in_tiers
 
 from elephant.backends.gradient_averager import GradientAverager
 from elephant.collective.communicator import LocalCommunicator
@@ -369,19 +368,14 @@ def weighted_rows(rows):
 OF_TOKENS = {"dtype": "int32", "label_dtype": "int64", "label_array": True}
 EXACT = {
     "own sum": (summed, classifier_data, {}),
-    "sum": (reduced("sum"), classifier_data, {}),
     "weighted sum": (reduced("sum"), weighted_rows, {"weighted": True}),
     "mean of weights": (reduced("mean_with_sample_weight"), weighted_rows, {"weighted": True}),
     "mask": (tagger("sparse_categorical_crossentropy"), tokens_of, OF_TOKENS),
     "ignored class": (tagger(losses.SparseCategoricalCrossentropy(ignore_class=1), mask=False), tokens_of, OF_TOKENS),
-    "both": (tagger(losses.SparseCategoricalCrossentropy(ignore_class=1)), tokens_of, OF_TOKENS),
 }
 
 
-FAST = ["own sum", "mean of weights", "mask", "ignored class"]
-
-
-@pytest.mark.parametrize("name", in_tiers({name: name for name in EXACT}, fast=FAST, slow="the same rule"))
+@pytest.mark.parametrize("name", EXACT)
 def test_weights_and_loss_when_ranks_count_different_elements_then_equal_one_process(rank_pool, name):
     build, data, options = EXACT[name]
     # The second rank has no rows in two of three steps.

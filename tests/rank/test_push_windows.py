@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from asynchronous_fit import AsynchronousFit
 from keras_reference import classifier_data, job_for, largest_difference, split
-from tiers import in_tiers
 
 from elephant.config import AsynchronousOptions, ConfigurationError, FitConfig
 from elephant.errors import UnsupportedError
@@ -67,21 +66,15 @@ class Simulation:
             self.center = self.center + elastic
             give(model, local - elastic)
             return
-        scale = {"downpour": 1 / len(SIZES), "dynsgd": 1.0, "adag": 1 / steps, "sum": 1.0}[self.algorithm]
+        scale = {"downpour": 1 / len(SIZES), "adag": 1 / steps}[self.algorithm]
         self.center = self.center + scale * (local - began)
         give(model, self.center)
 
 
-ALGORITHMS = ["downpour", "dynsgd", "adag", "aeasgd", "eamsgd", "sum"]
-# Of three that begin, scale and return each in a way of their own, with other windows, too.
-CASES = {f"{name} 3": (name, 3) for name in ALGORITHMS}
-FAST = [*CASES]
-CASES |= {f"{name} {every}": (name, every) for name in ("downpour", "adag", "aeasgd") for every in (1, "epoch")}
-
-
-@pytest.mark.parametrize("case", in_tiers(CASES, fast=FAST, slow="another frequency"))
-def test_weights_when_two_workers_take_turns_then_equal_the_simulation(rank_pool, case):
-    algorithm, frequency = case
+# Each begins, scales and returns in a way of its own; the others differ from one of them in the scale of their moves,
+# see `test_algorithms_when_asked_then_scale_moves_as_their_papers_say`.
+@pytest.mark.parametrize(("algorithm", "frequency"), [("downpour", 3), ("adag", "epoch"), ("aeasgd", 1), ("eamsgd", 3)])
+def test_weights_when_two_workers_take_turns_then_equal_the_simulation(rank_pool, algorithm, frequency):
     momentum = 0.9 if algorithm == "eamsgd" else 0.0
     parts = split(classifier_data(sum(SIZES)), SIZES)
     options = AsynchronousOptions(algorithm=algorithm)
