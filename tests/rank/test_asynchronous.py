@@ -18,9 +18,7 @@ schedules = keras.optimizers.schedules
 
 OPTIMIZERS = {
     "schedule": lambda: keras.optimizers.Adam(schedules.CosineDecay(0.02, 9, warmup_target=0.05, warmup_steps=3)),
-    "clipped, loss scale": lambda: keras.optimizers.AdamW(
-        0.01, weight_decay=0.1, global_clipnorm=0.5, loss_scale_factor=8.0
-    ),
+    "adamw, clipped": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1, global_clipnorm=0.5),
 }
 
 
@@ -80,7 +78,7 @@ def test_weights_when_shuffled_with_weights_and_a_loss_of_the_users_then_equal_o
 
 
 def model_of_my_own_loss():
-    return regression_model(keras.optimizers.Adam(0.01), loss=huber_of_my_own)
+    return regression_model(keras.optimizers.RMSprop(0.01, loss_scale_factor=8.0), loss=huber_of_my_own)
 
 
 class PushesTwice(OwnStep):
@@ -212,15 +210,18 @@ def test_weights_when_there_are_several_servers_then_equal_one_process(rank_pool
     assert largest_difference(trained, expected) <= TOLERANCE
 
 
+def nesterov():
+    return keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True)
+
+
 def test_compiled_loops_when_steps_are_exchanged_then_are_left_and_the_weights_equal_one_process(rank_pool):
     columns = classifier_data(20)
-    model = regression_model(keras.optimizers.SGD(0.05))
-    model.compile(keras.optimizers.SGD(0.05), "mse", jit_compile=True, steps_per_execution=2)
+    model = regression_model(nesterov())
+    model.compile(nesterov(), "mse", jit_compile=True, steps_per_execution=2)
     with AsynchronousFit(rank_pool, asynchronous(model), [columns]) as fit:
         fit.train(0)
         trained, counted = fit.weights(), fit.control.statistics()
-    reference = regression_model(keras.optimizers.SGD(0.05))
-    expected, _ = fit_one_process(reference, list(global_batches([columns], 5, 2)), epochs=2)
+    expected, _ = fit_one_process(regression_model(nesterov()), list(global_batches([columns], 5, 2)), epochs=2)
     assert largest_difference(trained, expected) <= TOLERANCE
     assert counted["updates"] == 8
 

@@ -66,14 +66,16 @@ class Simulation:
             self.center = self.center + elastic
             give(model, local - elastic)
             return
-        scale = {"downpour": 1 / len(SIZES), "adag": 1 / steps}[self.algorithm]
+        scale = {"downpour": 1 / len(SIZES), "dynsgd": 1.0, "adag": 1 / steps, "sum": 1.0}[self.algorithm]
         self.center = self.center + scale * (local - began)
         give(model, self.center)
 
 
-# Each begins, scales and returns in a way of its own; the others differ from one of them in the scale of their moves,
-# see `test_algorithms_when_asked_then_scale_moves_as_their_papers_say`.
-@pytest.mark.parametrize(("algorithm", "frequency"), [("downpour", 3), ("adag", "epoch"), ("aeasgd", 1), ("eamsgd", 3)])
+# Each algorithm, and each kind of window with some of them.
+@pytest.mark.parametrize(
+    ("algorithm", "frequency"),
+    [("downpour", 3), ("dynsgd", 1), ("adag", "epoch"), ("aeasgd", 1), ("eamsgd", 3), ("sum", "epoch")],
+)
 def test_weights_when_two_workers_take_turns_then_equal_the_simulation(rank_pool, algorithm, frequency):
     momentum = 0.9 if algorithm == "eamsgd" else 0.0
     parts = split(classifier_data(sum(SIZES)), SIZES)
