@@ -27,8 +27,8 @@ def train(folder, name, rows, session):
     model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)])
     model.compile(keras.optimizers.Adam(0.01), "mse")
     rows_of_frame = [(x.tolist(), float(y)) for x, y in zip(rows["x"], rows["y"])]
-    frame = session.createDataFrame(rows_of_frame, "features array<float>, label float").repartition(2)
-    fitted = KerasEstimator(model=model, numWorkers=2, epochs=2, batchSize=8, verbose=0).fit(frame)
+    frame = session.createDataFrame(rows_of_frame, "features array<float>, label float")
+    fitted = KerasEstimator(model=model, numWorkers=1, epochs=2, batchSize=8, verbose=0).fit(frame)
     fitted.save(str(folder / name))
     fitted.save(folder / f"{name}.h5")
     fitted.model.save(folder / f"{name}.keras")
@@ -65,7 +65,7 @@ def path_of_estimator(path):
 
 def main(folder, saved_on, trains):
     name, rows = keras.config.backend(), np.load(folder / "rows.npz")
-    session = local_session(2)
+    session = local_session(1)
     try:
         if saved_on:
             load(folder, name, rows, saved_on)
@@ -92,7 +92,7 @@ def arrays_of(path):
 
 
 @pytest.mark.spark
-# Four processes, each with a session.
+# A process for each place in the ring, with a session of its own.
 @pytest.mark.timeout(4 * DEADLINE_S + 30)
 @pytest.mark.slow("fits and sessions; tests/modeling/test_keras_archive.py holds what is changed in one")
 def test_model_when_trained_on_another_backend_then_predicts_and_goes_on_as_there(tmp_path):
