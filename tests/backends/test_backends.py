@@ -2,17 +2,23 @@
 
 import functools
 import importlib.util
-import os
-import subprocess
-import sys
-import textwrap
+import signal
 
 import keras
 import numpy as np
 import pytest
 from asynchronous_fit import AsynchronousFit
 from gradients_over_ranks import VALUE, assert_equal_to_one_process, rank_gradients, rows_of
-from keras_reference import classifier_data, fit_one_process, global_batches, job_for, largest_difference, split
+from keras_reference import (
+    VICTIM,
+    Signals,
+    classifier_data,
+    fit_one_process,
+    global_batches,
+    job_for,
+    largest_difference,
+    split,
+)
 from rank_pool import RankError, RankPool
 
 pytestmark = pytest.mark.usefixtures("by_value")
@@ -188,31 +194,9 @@ def test_gradients_when_ranks_compute_losses_together_then_equal_one_process(poo
     assert_equal_to_one_process(pool.run(rank_gradients, [(*rows_of(rank), VALUE) for rank in range(3)]))
 
 
-SCRIPT = """
-import os, signal, sys
-import keras, numpy as np
-from elephant.errors import WorkerFailure
-from elephant.collective.api import current_collective
-from elephant.testing import fit_local
-
-class Kills(keras.callbacks.Callback):
-    def on_train_batch_end(self, batch, logs=None):
-        if batch == 2 and current_collective().rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(1)])
-model.compile("sgd", "mse")
-x, y = np.zeros((64, 6), "float32"), np.zeros(64, "float32")
-try:
-    fit_local(model, x, y, num_workers=2, batch_size=8, callbacks=[Kills()])
-except WorkerFailure as error:
-    print("rank", error.rank, keras.config.backend(), flush=True)
-"""
-
-
-def test_fit_when_a_rank_is_killed_then_the_error_names_it(backend):
-    environment = {**os.environ, "KERAS_BACKEND": backend}
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(SCRIPT)], env=environment, capture_output=True, text=True, timeout=150
-    )
-    assert done.stdout.splitlines()[-1:] == [f"rank 1 {backend}"], done.stderr[-2000:]
+def test_fit_when_a_rank_is_killed_then_the_error_names_it(pool, tmp_path):
+    job = job_for(built(adam), batch_size=3, callbacks=[Signals(str(tmp_path), signal.SIGKILL)])
+    with pytest.raises(RankError) as caught:
+        pool.fit(job, split(classifier_data(30), (15, 15)))
+    kind, text, _ = caught.value.outcomes[0]
+    assert kind == "PeerLostError" and f"lost rank {VICTIM}" in text and "its process died" in text

@@ -26,7 +26,7 @@ from keras_reference import (
     small_model,
     split,
 )
-from rank_pool import RankError, RankPool
+from rank_pool import WORLD, RankError, RankPool
 
 pytestmark = [
     pytest.mark.usefixtures("by_value"),
@@ -34,7 +34,7 @@ pytestmark = [
 ]
 
 GPU_CHECK = str(Path(__file__).parents[2] / "benchmarks" / "gpu_check.py")
-lost = pytest.mark.slow("three new processes; test_backends.py kills a rank of JAX's that has no such devices")
+lost = pytest.mark.slow("three processes of its own; test_backends.py kills a rank of JAX's that has no such devices")
 
 SIZES = (23, 0, 14)
 # Soon, against the minutes of an operation's own deadline; a busy machine may take its time.
@@ -42,13 +42,23 @@ PATIENCE_S = 30.0
 DEADLINE_S = 4.0
 
 
+@pytest.fixture(scope="module")
+def forking_pool():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ELEPHANT_GPU_TRANSPORT", "gloo")
+        pool = RankPool("jax")
+        # The first test does not wait for imports.
+        pool.run(int, [()])
+        yield pool
+        pool.close()
+
+
 @pytest.fixture
-def pool(monkeypatch):
+def pool(forking_pool):
     """Ranks of its own for each test: a process joins the devices of others once."""
-    monkeypatch.setenv("ELEPHANT_GPU_TRANSPORT", "gloo")
-    pool = RankPool("jax")
-    yield pool
-    pool.close()
+    for rank in range(WORLD):
+        forking_pool.kill(rank)
+    return forking_pool
 
 
 def job_on_devices(**options):
@@ -113,14 +123,14 @@ def test_averages_when_dtypes_are_mixed_then_16_bits_are_summed_in_32_and_a_rank
     assert set(map(tuple, agreements)) == {(False, False, True)}
 
 
-@pytest.mark.slow("two new processes; test_averages_when_dtypes_are_mixed has the sums")
+@pytest.mark.slow("two processes of its own; test_averages_when_dtypes_are_mixed has the sums")
 def test_check_of_gpus_when_devices_reduce_then_has_the_sums_of_the_host(pool):
     on_devices_and_host = runpy.run_path(GPU_CHECK)["on_devices_and_host"]
     for apart, *times in pool.run(on_devices_and_host, [(40, 2)] * 2):
         assert apart <= 1e-6 and min(times) > 0
 
 
-@pytest.mark.slow("four new processes")
+@pytest.mark.slow("three fits, and their processes")
 def test_devices_when_they_cannot_be_joined_or_the_step_is_the_user_s_own_then_the_fit_says_so(pool):
     class OwnStep(keras.Model):
         def train_step(self, *args, **options):

@@ -20,7 +20,7 @@ from keras_reference import (
     largest_difference,
     split,
 )
-from rank_pool import RankError, RankPool
+from rank_pool import WORLD, RankError, RankPool
 
 pytestmark = [
     pytest.mark.usefixtures("by_value"),
@@ -32,12 +32,21 @@ PATIENCE_S = 30.0
 DEADLINE_S = 6.0
 
 
-@pytest.fixture
-def pool():
-    """Ranks of its own for each test: a process joins the devices of others once."""
+@pytest.fixture(scope="module")
+def forking_pool():
     pool = RankPool("jax")
+    # The first test does not wait for imports.
+    pool.run(int, [()])
     yield pool
     pool.close()
+
+
+@pytest.fixture
+def pool(forking_pool):
+    """Ranks of its own for each test: a process joins the devices of others once."""
+    for rank in range(WORLD):
+        forking_pool.kill(rank)
+    return forking_pool
 
 
 def divided(**rules):
@@ -117,7 +126,9 @@ def test_weights_when_divided_and_rows_are_uneven_then_equal_one_process(pool):
     assert largest_difference(kept, recordings[0].variables) == 0
 
 
-@pytest.mark.slow("two new processes; test_weights_when_divided_and_rows_are_uneven divides by outputs alone")
+@pytest.mark.slow(
+    "two fits, whose layers are compiled; test_weights_when_divided_and_rows_are_uneven divides by outputs alone"
+)
 def test_fit_when_rows_are_divided_too_and_it_goes_on_undivided_then_equals_one_process(pool):
     parts = parts_of((21, 12))
     first = pool.fit(job_of(BY_ROWS_TOO, checkpoint_path="kept"), parts)[0]
@@ -152,14 +163,14 @@ def outcome_of(pool, sent, number, **limits):
     return failed.value.outcomes[0], time.monotonic() - float(sent.read_text())
 
 
-@pytest.mark.slow("two new processes; test_backends.py kills a rank of JAX's that has no such devices")
+@pytest.mark.slow("a fit that is compiled; test_backends.py kills a rank of JAX's that has no such devices")
 def test_fit_when_a_rank_is_killed_in_a_step_then_the_other_names_it_in_seconds(pool, tmp_path):
     (kind, text, _), seconds = outcome_of(pool, tmp_path / "sent", signal.SIGKILL)
     assert kind == "PeerLostError" and f"rank {VICTIM}" in text and "step of a divided model" in text, text
     assert seconds < PATIENCE_S
 
 
-@pytest.mark.slow("two new processes; test_fit_when_a_rank_is_killed_in_a_step has the watch")
+@pytest.mark.slow("a fit that is compiled; test_fit_when_a_rank_is_killed_in_a_step has the watch")
 def test_fit_when_a_rank_freezes_in_a_step_then_the_other_names_it_at_its_deadline(pool, tmp_path):
     (kind, text, _), seconds = outcome_of(pool, tmp_path / "sent", signal.SIGSTOP, collective_s=DEADLINE_S)
     assert kind == "DeadlineExceededError" and f"Ranks that did not arrive: {VICTIM}." in text, text

@@ -1,6 +1,7 @@
 """Models that are trained and saved on one backend, and loaded on another one in a process of its own."""
 
 import importlib.util
+import itertools
 import os
 import subprocess
 import sys
@@ -13,101 +14,76 @@ ROWS, WEIGHTS = 48, 4
 # A session and a fit, on a machine that may be busy.
 DEADLINE_S = 400
 
-TRAIN = """
+SCRIPT = """
 import sys
+import warnings
 from pathlib import Path
 import keras
 import numpy as np
-from elephant import KerasEstimator
+from elephant import KerasEstimator, KerasModel
 from elephant.cluster.local import local_session
 
-def main(folder):
-    name, rows = keras.config.backend(), np.load(folder / "rows.npz")
+def train(folder, name, rows, session):
     model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)])
     model.compile(keras.optimizers.Adam(0.01), "mse")
-    session = local_session(2)
-    try:
-        rows_of_frame = [(x.tolist(), float(y)) for x, y in zip(rows["x"], rows["y"])]
-        frame = session.createDataFrame(rows_of_frame, "features array<float>, label float").repartition(2)
-        fitted = KerasEstimator(model=model, numWorkers=2, epochs=3, batchSize=8, verbose=0).fit(frame)
-        fitted.save(str(folder / name))
-        fitted.save(folder / f"{name}.h5")
-        fitted.model.save(folder / f"{name}.keras")
-    finally:
-        session.stop()
+    rows_of_frame = [(x.tolist(), float(y)) for x, y in zip(rows["x"], rows["y"])]
+    frame = session.createDataFrame(rows_of_frame, "features array<float>, label float")
+    fitted = KerasEstimator(model=model, numWorkers=1, epochs=2, batchSize=8, verbose=0).fit(frame)
+    fitted.save(str(folder / name))
+    fitted.save(folder / f"{name}.h5")
+    fitted.model.save(folder / f"{name}.keras")
     plain = keras.saving.load_model(folder / f"{name}.keras")
     saved = [keras.ops.convert_to_numpy(variable) for variable in (*plain.weights, *plain.optimizer.variables)]
     plain.train_on_batch(rows["x"], rows["y"])
     np.savez(folder / f"{name}.saved.npz", *saved)
     np.savez(folder / f"{name}.after.npz", *plain.get_weights())
 
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
-"""
-
-LOAD = """
-import sys
-import warnings
-from pathlib import Path
-import keras
-import numpy as np
-from pyspark.sql import SparkSession
-from elephant import KerasEstimator, KerasModel
-
-def main(folder, saved_on):
-    rows = np.load(folder / "rows.npz")
-    session = SparkSession.builder.master("local[1]").config("spark.ui.enabled", False).getOrCreate()
+def load(folder, name, rows, saved_on):
     forms = {
         "folder": lambda: KerasModel.load(str(folder / saved_on)).model,
         "keras": lambda: path_of_estimator(folder / f"{saved_on}.keras"),
         "h5": lambda: path_of_estimator(folder / f"{saved_on}.h5"),
     }
-    try:
-        for form, load in forms.items():
-            with warnings.catch_warnings(record=True) as told:
-                warnings.simplefilter("always")
-                model = load()
-            found = {
-                "jit_compile": model.jit_compile,
-                "told": any("jit_compile=False" in str(one.message) for one in told),
-                "predicted": model.predict(rows["x"], verbose=0),
-            }
-            for index, variable in enumerate((*model.weights, *model.optimizer.variables)):
-                found[f"saved_{index}"] = keras.ops.convert_to_numpy(variable)
-            model.train_on_batch(rows["x"], rows["y"])
-            found |= {f"after_{index}": weight for index, weight in enumerate(model.get_weights())}
-            np.savez(folder / f"{saved_on}.{keras.config.backend()}.{form}.npz", **found)
-    finally:
-        session.stop()
+    for form, read in forms.items():
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            model = read()
+        found = {
+            "jit_compile": model.jit_compile,
+            "told": any("jit_compile=False" in str(one.message) for one in told),
+            "predicted": model.predict(rows["x"], verbose=0),
+        }
+        for index, variable in enumerate((*model.weights, *model.optimizer.variables)):
+            found[f"saved_{index}"] = keras.ops.convert_to_numpy(variable)
+        model.train_on_batch(rows["x"], rows["y"])
+        found |= {f"after_{index}": weight for index, weight in enumerate(model.get_weights())}
+        np.savez(folder / f"{saved_on}.{name}.{form}.npz", **found)
 
 def path_of_estimator(path):
     estimator = KerasEstimator(model=str(path))
     return estimator.getModel().model
 
+def main(folder, saved_on, trains):
+    name, rows = keras.config.backend(), np.load(folder / "rows.npz")
+    session = local_session(1)
+    try:
+        if saved_on:
+            load(folder, name, rows, saved_on)
+        if trains:
+            train(folder, name, rows, session)
+    finally:
+        session.stop()
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "trains")
 """
 
 
-def run_on(backend, script, *arguments):
+def run_on(backend, *arguments):
     environment = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    command = [sys.executable, "-c", script, *map(str, arguments)]
+    command = [sys.executable, "-c", SCRIPT, *map(str, arguments)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stderr[-3000:]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder, rng = tmp_path_factory.mktemp("saved"), np.random.default_rng(0)
-    x = rng.normal(size=(ROWS, 6)).astype("float32")
-    np.savez(folder / "rows.npz", x=x, y=np.sin(x.sum(axis=1)))
-    return folder
-
-
-@pytest.fixture(scope="module", params=INSTALLED)
-def saved_on(request, folder):
-    run_on(request.param, TRAIN, folder)
-    return request.param
 
 
 def arrays_of(path):
@@ -116,18 +92,24 @@ def arrays_of(path):
 
 
 @pytest.mark.spark
-# Two processes.
-@pytest.mark.timeout(2 * DEADLINE_S + 30)
+# A process for each place in the ring, with a session of its own.
+@pytest.mark.timeout(4 * DEADLINE_S + 30)
 @pytest.mark.slow("fits and sessions; tests/modeling/test_keras_archive.py holds what is changed in one")
-@pytest.mark.parametrize("backend", INSTALLED)
-def test_model_when_trained_on_another_backend_then_predicts_and_goes_on_as_there(folder, saved_on, backend):
-    if saved_on == backend:
-        pytest.skip("the same backend, which tests/spark holds")
-    run_on(backend, LOAD, folder, saved_on)
+def test_model_when_trained_on_another_backend_then_predicts_and_goes_on_as_there(tmp_path):
+    x = np.random.default_rng(0).normal(size=(ROWS, 6)).astype("float32")
+    np.savez(tmp_path / "rows.npz", x=x, y=np.sin(x.sum(axis=1)))
+    # Each trains for the next one, and the last one for the first.
+    ring = [*INSTALLED, INSTALLED[0]]
+    for place, backend in enumerate(ring):
+        run_on(backend, tmp_path, ring[place - 1] if place else "", "trains" if place + 1 < len(ring) else "")
+    for saved_on, backend in itertools.pairwise(ring):
+        require_as_there(tmp_path, saved_on, backend, x)
+
+
+def require_as_there(folder, saved_on, backend, x):
     saved, after = (arrays_of(folder / f"{saved_on}.{name}.npz") for name in ("saved", "after"))
     kernel, bias, last_kernel, last_bias = saved[:WEIGHTS]
-    with np.load(folder / "rows.npz") as rows:
-        expected = np.tanh(rows["x"] @ kernel + bias) @ last_kernel + last_bias
+    expected = np.tanh(x @ kernel + bias) @ last_kernel + last_bias
     for form in ("folder", "keras", "h5"):
         with np.load(folder / f"{saved_on}.{backend}.{form}.npz") as found:
             np.testing.assert_allclose(found["predicted"], expected, atol=1e-5)

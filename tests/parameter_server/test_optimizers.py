@@ -29,33 +29,24 @@ def excluding(optimizer, *names):
 
 # Every operation of these rounds as TensorFlow's does when it runs one by one.
 SAME = {
-    "sgd": lambda: SGD(0.1),
     "momentum": lambda: SGD(0.01, momentum=0.9),
     "nesterov": lambda: SGD(0.01, momentum=0.9, nesterov=True),
     "adagrad": lambda: Adagrad(0.1),
     "adagrad_from_zero": lambda: Adagrad(0.1, initial_accumulator_value=0.0, epsilon=1e-3),
     "rmsprop": lambda: RMSprop(0.01),
-    "rmsprop_momentum": lambda: RMSprop(0.01, rho=0.8, momentum=0.8),
-    "rmsprop_centered": lambda: RMSprop(0.01, centered=True),
     "rmsprop_both": lambda: RMSprop(0.01, rho=0.95, momentum=0.5, centered=True),
     "adam": lambda: Adam(0.01),
-    "adam_options": lambda: Adam(0.01, beta_1=0.8, beta_2=0.99, epsilon=1e-3),
-    "amsgrad": lambda: Adam(0.01, amsgrad=True, beta_2=0.9),
-    "adamw": lambda: AdamW(0.01),
+    "amsgrad": lambda: Adam(0.01, amsgrad=True, beta_1=0.8, beta_2=0.9, epsilon=1e-3),
     "adamw_excluding": lambda: excluding(AdamW(0.01, weight_decay=0.1), "bias", "gain"),
     "sgd_decay_excluding": lambda: excluding(SGD(0.1, weight_decay=0.01), "kernel"),
     "rmsprop_decay_schedule": lambda: RMSprop(schedules.InverseTimeDecay(0.1, 7, 0.5), weight_decay=0.01),
-    "adam_value": lambda: Adam(0.01, clipvalue=0.2),
     "adam_value_scale_decay": lambda: excluding(
         Adam(0.01, clipvalue=0.05, loss_scale_factor=3.0, weight_decay=0.02), "bias"
     ),
-    "momentum_schedule": lambda: SGD(schedules.PolynomialDecay(0.1, 60, 0.001), momentum=0.9),
     "adam_schedule": lambda: Adam(schedules.PiecewiseConstantDecay([10, 30.5, 60], [0.1, 0.05, 0.02, 0.01])),
 }
 # TensorFlow sums squares in float32, in an order that depends on its threads: the norm is some ulps off.
 NORMS = {
-    "sgd_norm": lambda: SGD(0.01, clipnorm=0.5),
-    "adam_norm": lambda: Adam(0.01, clipnorm=0.5),
     "adam_norm_scale": lambda: Adam(0.01, clipnorm=0.1, loss_scale_factor=8.0),
     "sgd_long_norm": lambda: SGD(0.01, clipnorm=1e6),
     "adamw_global": lambda: AdamW(0.01, global_clipnorm=0.7),
@@ -70,7 +61,7 @@ def check_near(expected, received):
 
 # Each rule once, each option of it once.
 FAST = [
-    "sgd",
+    "sgd_decay_excluding",
     "nesterov",
     "adagrad",
     "rmsprop_both",
@@ -92,20 +83,24 @@ def test_rule_when_keras_applies_the_same_100_gradients_one_by_one_then_has_the_
     in_tiers(list(NORMS), fast=["adam_norm_scale", "adamw_global"], slow="other optimizers whose norm is clipped"),
 )
 def test_rule_when_norms_are_clipped_then_differs_from_keras_in_the_last_bits_only(name):
-    for expected, received in compared(NORMS[name](), "eager"):
+    for expected, received in compared(NORMS[name](), "eager", steps=40):
         check_near(expected, received)
 
 
 # A compiled graph divides by multiplying, XLA also fuses: both round otherwise than Keras one by one.
-@pytest.mark.parametrize("how", ["graph", "xla"])
-@pytest.mark.parametrize(
-    "name",
-    in_tiers(
-        ["nesterov", "adagrad", "rmsprop_both", "amsgrad", "adamw_excluding"], fast=["nesterov"], slow="other rules"
-    ),
-)
-def test_rule_when_keras_is_compiled_then_differs_from_it_in_the_last_bits_only(name, how):
-    for expected, received in compared(SAME[name](), how):
+COMPILED = {
+    "nesterov, xla": ("nesterov", "xla"),
+    "adagrad, graph": ("adagrad", "graph"),
+    "rmsprop_both, xla": ("rmsprop_both", "xla"),
+    "amsgrad, xla": ("amsgrad", "xla"),
+    "adamw_excluding, graph": ("adamw_excluding", "graph"),
+}
+
+
+@pytest.mark.parametrize("case", in_tiers(COMPILED, fast=["nesterov, xla"], slow="other rules"))
+def test_rule_when_keras_is_compiled_then_differs_from_it_in_the_last_bits_only(case):
+    name, how = case
+    for expected, received in compared(SAME[name](), how, steps=40):
         check_near(expected, received)
 
 

@@ -10,7 +10,6 @@ from keras_reference import classifier_data, job_for, regression_model
 from rank_pool import WorkerError
 from tiers import in_tiers
 
-from elephant.config import AsynchronousOptions
 from elephant.data.epoch_plan import EpochPlan
 from elephant.modeling.variables import assign_flat, flatten, moving_statistics
 from elephant.parameter_server.store import Averages
@@ -119,11 +118,7 @@ def test_stop_training_when_set_in_mid_epoch_by_a_worker_then_is_asked_for_and_t
     assert counted["updates"] == 7
 
 
-ENGINES = {
-    "gradients": {},
-    "windows": {"frequency": 2},
-    "elastic": {"asynchronous": AsynchronousOptions(algorithm="aeasgd")},
-}
+ENGINES = {"gradients": {}, "windows": {"frequency": 2}}
 
 
 @pytest.mark.parametrize("options", in_tiers(ENGINES, fast=["gradients"], slow="another way to exchange"))

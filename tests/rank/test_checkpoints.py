@@ -8,7 +8,7 @@ import pytest
 from keras import ops
 from keras_reference import classifier_data, job_for, largest_difference, regression_model, split, two_groups
 from own_step import OwnStep
-from rank_pool import RankError, fit_here
+from rank_pool import fit_here
 from tiers import in_tiers
 
 from elephant import LearningRateWarmup
@@ -105,54 +105,36 @@ def schedule():
 
 
 CASES = {
-    "adam": lambda: {"model": dropout_model(keras.optimizers.Adam(0.01))},
-    "momentum and a schedule": lambda: {"model": dropout_model(keras.optimizers.SGD(schedule(), momentum=0.9))},
-    "accumulated and averaged": lambda: {
-        "model": dropout_model(
-            keras.optimizers.Adam(0.01, gradient_accumulation_steps=3, use_ema=True, ema_momentum=0.5)
-        )
-    },
-    "loss scaling": lambda: {
-        "model": dropout_model(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.01), dynamic_growth_steps=5))
-    },
-    "epochs that end in the middle of a pass": lambda: {
+    "validation, and epochs that end in the middle of a pass": lambda: {
         "model": dropout_model(keras.optimizers.Adam(0.01)),
         "steps_per_epoch": 4,
+        "validation_fraction": 0.2,
     },
-    "an optimizer for each group of variables": lambda: {
+    "accumulated, and averaged weights swapped in": lambda: {
+        "model": dropout_model(
+            keras.optimizers.Adam(0.01, gradient_accumulation_steps=3, use_ema=True, ema_momentum=0.5)
+        ),
+        "callbacks": [keras.callbacks.SwapEMAWeights(swap_on_epoch=True)],
+    },
+    "an optimizer for each group of variables, and warm-up": lambda: {
         "model": dropout_model(two_groups()),
         "callbacks": [LearningRateWarmup(epochs=3)],
         "scale_learning_rate": True,
     },
-    "weights averaged every two steps": lambda: {
-        "model": regression_model(keras.optimizers.SGD(0.01, momentum=0.9)),
+    "a schedule, and weights averaged every two steps": lambda: {
+        "model": regression_model(keras.optimizers.SGD(schedule(), momentum=0.9)),
         "frequency": 2,
     },
-    "weights averaged every epoch": lambda: {
-        "model": regression_model(keras.optimizers.Adam(0.01)),
-        "frequency": "epoch",
-    },
-    "validation": lambda: {"model": dropout_model(keras.optimizers.Adam(0.01)), "validation_fraction": 0.2},
-    "warm-up": lambda: {
-        "model": dropout_model(keras.optimizers.SGD(0.01)),
-        "callbacks": [LearningRateWarmup(epochs=3)],
-        "scale_learning_rate": True,
-    },
     "a rate that falls on plateaus": lambda: {
-        "model": dropout_model(keras.optimizers.SGD(0.01)),
+        "model": regression_model(keras.optimizers.SGD(0.01)),
         "callbacks": [
             keras.callbacks.ReduceLROnPlateau(monitor="loss", factor=0.5, patience=1, min_delta=10.0),
             keras.callbacks.EarlyStopping(monitor="loss", patience=1, min_delta=10.0, restore_best_weights=True),
         ],
     },
-    "two optimizers": lambda: {"model": two_optimizers},
     "a callback of the user's": lambda: {
         "model": regression_model(keras.optimizers.SGD(0.01)),
         "callbacks": [keras.callbacks.TerminateOnNaN(), Remembering()],
-    },
-    "averaged weights swapped in": lambda: {
-        "model": dropout_model(keras.optimizers.SGD(0.01, use_ema=True, ema_momentum=0.8)),
-        "callbacks": [keras.callbacks.SwapEMAWeights(swap_on_epoch=True)],
     },
 }
 
@@ -163,13 +145,11 @@ def fitted(rank_pool, job, parts):
     return recordings[0], history
 
 
-FAST = ["adam", "weights averaged every two steps", "a rate that falls on plateaus"]
+FAST = ["a schedule, and weights averaged every two steps", "a rate that falls on plateaus"]
 
 
 @pytest.mark.parametrize("case", in_tiers(CASES, fast=FAST, slow="two fits per case"))
 def test_fit_when_it_goes_on_from_a_checkpoint_then_ends_as_one_that_was_not_interrupted(rank_pool, case):
-    if keras.config.backend() == "jax" and case is CASES["two optimizers"]:
-        pytest.skip("Keras' fit on JAX keeps no state of a second optimizer")
     options = {"epochs": EPOCHS, "batch_size": 4, "seed": 3, "checkpoint_path": "kept", **case()}
     parts = split(classifier_data(40), (23, 17))
     job = job_for(options.pop("model"), **options)
@@ -177,15 +157,15 @@ def test_fit_when_it_goes_on_from_a_checkpoint_then_ends_as_one_that_was_not_int
     assert len(whole.states) == len(whole.epochs) >= 2
     assert [state.epochs for state in whole.states] == list(range(1, len(whole.epochs) + 1))
     # Any of them will do; each takes a fit.
-    for state in whole.states[:1]:
-        # Spark may deliver rows in another order when it computes them again.
-        delivered = [{name: values[::-1] for name, values in part.items()} for part in parts]
-        again, rest = fitted(rank_pool, dataclasses.replace(job, state=state), delivered)
-        assert largest_difference(again.variables, whole.variables) <= 1e-6, state.epochs
-        after = joined(state.history, rest)
-        assert set(after) == set(history)
-        for name, values in history.items():
-            np.testing.assert_allclose(after[name], values, rtol=1e-5)
+    state = whole.states[0]
+    # Spark may deliver rows in another order when it computes them again.
+    delivered = [{name: values[::-1] for name, values in part.items()} for part in parts]
+    again, rest = fitted(rank_pool, dataclasses.replace(job, state=state), delivered)
+    assert largest_difference(again.variables, whole.variables) <= 1e-6
+    after = joined(state.history, rest)
+    assert set(after) == set(history)
+    for name, values in history.items():
+        np.testing.assert_allclose(after[name], values, rtol=1e-5)
 
 
 def test_fit_when_its_one_rank_goes_on_from_any_checkpoint_then_ends_as_one_that_was_not_interrupted():
@@ -195,41 +175,32 @@ def test_fit_when_its_one_rank_goes_on_from_any_checkpoint_then_ends_as_one_that
     whole = fit_here(job, columns)
     assert [state.epochs for state in whole.states] == [1, 2, 3]
     delivered = {name: values[::-1] for name, values in columns.items()}
-    for state in whole.states[:2]:
-        again = fit_here(dataclasses.replace(job, state=state), delivered)
-        assert largest_difference(again.variables, whole.variables) <= 1e-6, state.epochs
-        assert again.epochs == [pytest.approx(logs, rel=1e-5) for logs in whole.epochs[state.epochs :]]
+    # The first one is tried with several ranks.
+    again = fit_here(dataclasses.replace(job, state=whole.states[1]), delivered)
+    assert largest_difference(again.variables, whole.variables) <= 1e-6
+    assert again.epochs == [pytest.approx(logs, rel=1e-5) for logs in whole.epochs[2:]]
 
 
 @pytest.mark.slow("four fits")
-def test_fit_when_it_goes_on_with_more_ranks_then_keeps_weights_and_scales_the_rate(rank_pool):
+def test_fit_when_it_goes_on_with_other_ranks_or_workers_then_keeps_weights_and_scales_the_rate(rank_pool):
     columns = classifier_data(36)
     options = {"epochs": 2, "batch_size": 6, "shuffle": False, "checkpoint_path": "kept", "scale_learning_rate": True}
-    job = job_for(dropout_model(keras.optimizers.SGD(0.01, momentum=0.9)), **options)
+    job = job_for(regression_model(keras.optimizers.SGD(0.01, momentum=0.9)), **options)
     before, _ = fitted(rank_pool, job, split(columns, (20, 16)))
     state = before.states[0]
     # No epoch is left: what there is comes back as it was, but for the rate.
-    done = dataclasses.replace(job, config=dataclasses.replace(job.config, epochs=1), state=state)
-    for world, sizes in ((2, (20, 16)), (3, (16, 10, 10))):
-        recordings = rank_pool.fit(done, split(columns, sizes))
-        values = state.variables
-        rates = [index for index, value in enumerate(values) if value.shape == () and value == np.float32(0.02)]
-        assert len(rates) == 1
+    done = dataclasses.replace(job.config, epochs=1)
+    values = state.variables
+    rates = [index for index, value in enumerate(values) if value.shape == () and value == np.float32(0.02)]
+    assert len(rates) == 1
+    # As many ranks of one worker count as one.
+    of_one_worker = dataclasses.replace(done, batch_size=12, gpus_per_worker=2)
+    for workers, config, sizes in ((3, done, (16, 10, 10)), (1, of_one_worker, (20, 16))):
+        recordings = rank_pool.fit(dataclasses.replace(job, config=config, state=state), split(columns, sizes))
         for index, (value, expected) in enumerate(zip(recordings[0].variables, values, strict=True)):
-            np.testing.assert_allclose(value, expected * world / 2 if index in rates else expected, rtol=1e-6)
+            np.testing.assert_allclose(value, expected * workers / 2 if index in rates else expected, rtol=1e-6)
     again, _ = fitted(rank_pool, dataclasses.replace(job, state=state), split(columns, (16, 10, 10)))
     assert len(again.epochs) == 1 and again.states[-1].facts["num_workers"] == 3
-
-
-def test_fit_when_it_goes_on_with_as_many_ranks_on_fewer_workers_then_scales_the_rate_by_workers(rank_pool):
-    columns = split(classifier_data(36), (18, 18))
-    options = {"epochs": 2, "batch_size": 6, "checkpoint_path": "kept", "scale_learning_rate": True}
-    job = job_for(regression_model(keras.optimizers.SGD(0.01)), **options)
-    before, _ = fitted(rank_pool, job, columns)
-    config = dataclasses.replace(job.config, epochs=1, batch_size=12, gpus_per_worker=2)
-    after = rank_pool.fit(dataclasses.replace(job, config=config, state=before.states[0]), columns)[0].variables
-    pairs = [(old, new) for old, new in zip(before.variables, after, strict=True) if old.shape == ()]
-    assert [new for old, new in pairs if old == np.float32(0.02)] == [np.float32(0.01)]
 
 
 class Kept(list):
@@ -303,7 +274,7 @@ def settings_of_its_own():
 
 @pytest.mark.usefixtures("settings_of_its_own")
 @pytest.mark.parametrize("case", OLD)
-def test_state_when_of_the_first_format_then_all_of_it_is_given_back(case):
+def test_state_when_of_this_or_the_first_format_then_all_of_it_is_given_back(case):
     job = job_for(OLD[case](), epochs=2, checkpoint_path="kept")
 
     def prepared():
@@ -319,29 +290,40 @@ def test_state_when_of_the_first_format_then_all_of_it_is_given_back(case):
             optimizer.build(layer.trainable_variables)
     for place, variable in enumerate(everything(model)):
         variable.assign(np.full(variable.shape, place + 1))
-    state, again = in_first_format(state_of(job, model), model), prepared()
-    with seeded(1):
-        restore(again, dataclasses.replace(job, state=state), communicator.LocalCommunicator())
-        assert ops.convert_to_numpy(shared_generator()).tolist() == [7, 8]
-    for value, expected in zip(read_values(everything(again)), read_values(everything(model)), strict=True):
-        np.testing.assert_array_equal(value, expected)
-    # What it keeps next is of this format, and the same.
-    for name, array in state_of(job, model).arrays.items():
-        if name.startswith(("model/", "optimizer")):
-            np.testing.assert_array_equal(state_of(job, again).arrays[name], array)
+    state = state_of(job, model)
+    old = in_first_format(state, model)
+    for kept in (state, old):
+        again = prepared()
+        with seeded(1):
+            restore(again, dataclasses.replace(job, state=kept), communicator.LocalCommunicator())
+            if kept is old:
+                assert ops.convert_to_numpy(shared_generator()).tolist() == [7, 8]
+        for value, expected in zip(read_values(everything(again)), read_values(everything(model)), strict=True):
+            np.testing.assert_array_equal(value, expected)
+        # What it keeps next is of this format, and the same.
+        next_one = state_of(job, again)
+        for name, array in state.arrays.items():
+            if name.startswith(("model/", "optimizer")):
+                np.testing.assert_array_equal(next_one.arrays[name], array)
 
 
-def test_state_when_of_the_first_format_and_of_another_model_then_is_refused():
-    job = job_for(regression_model("sgd"), epochs=2, checkpoint_path="kept")
+@pytest.mark.usefixtures("settings_of_its_own")
+def test_state_when_of_another_model_then_is_refused():
+    job = job_for(regression_model("adam"), epochs=2, checkpoint_path="kept")
     model = prepared_model(job, SIX, num_ranks=1)
-    old = in_first_format(state_of(job, model), model)
-    other = job_for(dropout_model("sgd"), epochs=2, checkpoint_path="kept")
-    with pytest.raises(ConfigurationError, match="expected the [0-9]+ variables that the checkpoint has.*go on with"):
-        restore(
-            prepared_model(other, SIX, num_ranks=1),
-            dataclasses.replace(other, state=old),
-            communicator.LocalCommunicator(),
-        )
+    state = state_of(job, model)
+    other = dropout_model("adam")
+    another_optimizer = regression_model("adadelta")
+    for kept, taking, text in (
+        (state, other, "one without: model/batch_norm.*/gamma.*go on with the model"),
+        (in_first_format(state, model), other, "expected the [0-9]+ variables that the checkpoint has.*go on with"),
+        # Its variables have the same shapes.
+        (state, another_optimizer, "model: expected to be compiled with Adam, with .* Received: Adadelta"),
+    ):
+        going_on = job_for(taking, epochs=2, checkpoint_path="kept")
+        prepared = prepared_model(going_on, SIX, num_ranks=1)
+        with pytest.raises(ConfigurationError, match=text):
+            restore(prepared, dataclasses.replace(going_on, state=kept), communicator.LocalCommunicator())
 
 
 def test_fit_when_a_callback_stops_it_then_the_state_says_so(rank_pool):
@@ -350,29 +332,3 @@ def test_fit_when_a_callback_stops_it_then_the_state_says_so(rank_pool):
     recording, _ = fitted(rank_pool, job_for(regression_model("sgd"), **options), split(classifier_data(20), (12, 8)))
     (state,) = recording.states
     assert state.facts["stopped"] and state.epochs == len(recording.epochs) < 5
-
-
-def test_fit_when_the_model_has_other_shapes_then_is_refused(rank_pool):
-    parts = split(classifier_data(20), (20,))
-    options = {"epochs": 2, "batch_size": 6, "checkpoint_path": "kept"}
-    recording, _ = fitted(rank_pool, job_for(regression_model("sgd"), **options), parts)
-    other = dataclasses.replace(job_for(dropout_model("sgd"), **options), state=recording.states[0])
-    with pytest.raises(
-        RankError, match="model: expected a state with.* one without: model/batch_norm.*/gamma.*go on with the model"
-    ):
-        rank_pool.fit(other, parts)
-
-
-def test_fit_when_the_model_has_another_optimizer_of_the_same_shapes_then_is_refused(rank_pool):
-    parts = split(classifier_data(20), (20,))
-    options = {"epochs": 2, "batch_size": 6, "checkpoint_path": "kept"}
-    recording, _ = fitted(rank_pool, job_for(regression_model("adam"), **options), parts)
-    other = dataclasses.replace(job_for(regression_model("adadelta"), **options), state=recording.states[0])
-    with pytest.raises(RankError, match="model: expected to be compiled with Adam, with .* Received: Adadelta"):
-        rank_pool.fit(other, parts)
-
-
-def test_fit_when_no_checkpoints_are_asked_for_then_no_state_is_made(rank_pool):
-    job = job_for(regression_model("sgd"), epochs=2, batch_size=6)
-    recording, _ = fitted(rank_pool, job, split(classifier_data(20), (12, 8)))
-    assert recording.states == []

@@ -8,8 +8,8 @@ from sklearn.datasets import load_digits
 from tiers import in_tiers
 
 EPOCHS, BATCH = 12, 32
-# How much lower the accuracy on the test rows may be than without compression.
-MARGINS = {"bfloat16": 0.015, "float16": 0.015, "int8": 0.015, "int8:feedback": 0.015, "topk": 0.04, "powersgd": 0.015}
+# How much lower the accuracy on the test rows may be than without compression. Casts are in tests/compression.
+MARGINS = {"int8:feedback": 0.015, "topk": 0.04, "powersgd": 0.015}
 
 
 def digits():
@@ -69,14 +69,17 @@ def test_accuracy_when_gradients_are_compressed_then_is_that_of_one_process(rank
 
 
 @pytest.mark.slow("two fits of twelve epochs")
-@pytest.mark.parametrize("compression", ["int8:feedback", "topk"])
-def test_fit_when_compressed_in_buckets_with_idle_ranks_and_local_steps_then_trains(rank_pool, compression):
+@pytest.mark.parametrize(
+    "options",
+    [{"compression": "topk", "bucket_bytes": 4096}, {"compression": "int8:feedback", "frequency": 4}],
+    ids=["buckets", "local steps"],
+)
+def test_fit_when_compressed_in_buckets_with_idle_ranks_and_local_steps_then_trains(rank_pool, options):
     train, images, labels = digits()
-    for options in ({"bucket_bytes": 4096}, {"frequency": 4}):
-        job = job_for(classifier(), epochs=EPOCHS, batch_size=BATCH, shuffle=False, compression=compression, **options)
-        recordings = rank_pool.fit(job, split(train, (900, 500, 0)), transport="tcp")
-        got = accuracy(recordings[0].variables[: len(classifier().weights)], images, labels)
-        assert got >= 0.88, options
+    job = job_for(classifier(), epochs=EPOCHS, batch_size=BATCH, shuffle=False, **options)
+    recordings = rank_pool.fit(job, split(train, (900, 500, 0)), transport="tcp")
+    got = accuracy(recordings[0].variables[: len(classifier().weights)], images, labels)
+    assert got >= 0.88
 
 
 def test_stop_when_gradients_are_compressed_then_the_request_arrives(rank_pool, tmp_path):

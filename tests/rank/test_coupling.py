@@ -7,7 +7,6 @@ from keras import layers, ops
 from keras_reference import classifier_data, global_batches, job_for, largest_difference, split
 from rank_pool import RankError
 from tables import every_case
-from tiers import in_tiers
 
 from elephant.backends.gradient_averager import GradientAverager
 from elephant.collective.communicator import LocalCommunicator
@@ -289,11 +288,11 @@ def test_fit_when_rows_meet_where_first_rows_and_inference_do_not_tell_then_fail
 
 
 def test_fit_when_rows_that_a_loss_counts_otherwise_are_rare_then_fails_when_it_meets_them(rank_pool):
-    columns = classifier_data(6000)
-    columns["label"][4321] = -99
+    columns = classifier_data(2000)
+    columns["label"][1321] = -99
     job = job_for(with_loss(mean_of_kept), batch_size=4, epochs=20, shuffle=False)
     with pytest.raises(RankError, match="loss: expected the mean over the rows"):
-        rank_pool.fit(job, split(columns, (3000, 3000)))
+        rank_pool.fit(job, split(columns, (1000, 1000)))
 
 
 def test_fit_without_a_compiled_loss_when_layers_have_regularizers_then_equals_one_process(rank_pool):
@@ -327,14 +326,11 @@ def summed():
     return model
 
 
-def reduced(reduction):
-    def build():
-        keras.utils.set_random_seed(0)
-        model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(1, kernel_regularizer="l2")])
-        model.compile(keras.optimizers.Adam(0.01), keras.losses.MeanSquaredError(reduction=reduction))
-        return model
-
-    return build
+def summed_by_keras():
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(1, kernel_regularizer="l2")])
+    model.compile(keras.optimizers.Adam(0.01), keras.losses.MeanSquaredError(reduction="sum"))
+    return model
 
 
 def tagger(loss, mask=True):
@@ -367,21 +363,16 @@ def weighted_rows(rows):
 
 
 OF_TOKENS = {"dtype": "int32", "label_dtype": "int64", "label_array": True}
+# The mean over weights: tests/rank/test_weights.py.
 EXACT = {
     "own sum": (summed, classifier_data, {}),
-    "sum": (reduced("sum"), classifier_data, {}),
-    "weighted sum": (reduced("sum"), weighted_rows, {"weighted": True}),
-    "mean of weights": (reduced("mean_with_sample_weight"), weighted_rows, {"weighted": True}),
+    "weighted sum": (summed_by_keras, weighted_rows, {"weighted": True}),
     "mask": (tagger("sparse_categorical_crossentropy"), tokens_of, OF_TOKENS),
     "ignored class": (tagger(losses.SparseCategoricalCrossentropy(ignore_class=1), mask=False), tokens_of, OF_TOKENS),
-    "both": (tagger(losses.SparseCategoricalCrossentropy(ignore_class=1)), tokens_of, OF_TOKENS),
 }
 
 
-FAST = ["own sum", "mean of weights", "mask", "ignored class"]
-
-
-@pytest.mark.parametrize("name", in_tiers({name: name for name in EXACT}, fast=FAST, slow="the same rule"))
+@pytest.mark.parametrize("name", EXACT)
 def test_weights_and_loss_when_ranks_count_different_elements_then_equal_one_process(rank_pool, name):
     build, data, options = EXACT[name]
     # The second rank has no rows in two of three steps.

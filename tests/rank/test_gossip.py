@@ -12,11 +12,14 @@ import pytest
 from counting_model import counted, counting_data, counting_model
 from gossip_fit import Marker, States, flat, gossip_fit, started
 from keras_reference import classifier_data, job_for, regression_model
+from warm_ranks import IDLE_S, SERVERS
 
+from elephant.cluster.warm_workers import WarmWorkers
 from elephant.config import AsynchronousOptions, Timeouts
 from elephant.data.schema import DENSE, Field
 
 WORKERS, EPOCHS, BATCH = 3, 3, 8
+FORKED = WarmWorkers(limit=SERVERS, idle_s=IDLE_S)
 
 
 def job_of(model, algorithm="adpsgd", callbacks=(), **options):
@@ -35,36 +38,31 @@ def parts(columns):
     return [{name: values[worker::WORKERS] for name, values in columns.items()} for worker in range(WORKERS)]
 
 
-@pytest.mark.slow("a fit of real processes; tests/gossip/test_node.py holds the sum of weights, over sockets")
-def test_fit_when_all_begin_together_then_the_average_has_every_step_of_every_worker_once(tmp_path):
-    columns = counting_data(24 * WORKERS)
-    seen = []
+@pytest.mark.slow("two fits of real processes; tests/gossip/test_node.py holds the sum of weights, over sockets")
+def test_fit_when_all_begin_together_or_it_goes_on_then_the_average_has_every_step_of_every_worker_once(
+    tmp_path, warm_ranks
+):
+    columns, states, seen = counting_data(24 * WORKERS), States(), []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
 
     class Weights(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
             seen.append(flat(self.model.get_weights()))
 
-    callbacks = [Marker(tmp_path, WORKERS, sleep_s=0.05), Weights()]
-    result = gossip_fit(counting_job(callbacks=callbacks), parts(columns))
+    callbacks = [Marker(tmp_path / "first", WORKERS, sleep_s=0.05), Weights()]
+    job = counting_job(callbacks=callbacks, checkpoint_path="unused")
+    result = gossip_fit(job, parts(columns), states=states, warm=FORKED)
     expected = counted(columns, batch_size=BATCH, epochs=EPOCHS) / WORKERS
     np.testing.assert_allclose(flat(result.variables)[:4], expected, rtol=1e-5)
     assert len(result.history["loss"]) == EPOCHS and result.statistics["refused"] == 0
     assert result.statistics["exchanges"] > 0 and result.statistics["worker_retries"] == 0
     # Callbacks on the driver see the average at the end of each epoch.
     assert len(seen) == EPOCHS and np.all(np.abs(seen[-1]) > 0)
-
-
-@pytest.mark.slow("two fits of real processes; tests/driver/test_gossip_directory.py has what workers are told")
-def test_fit_when_it_goes_on_from_its_first_epoch_then_the_average_has_every_step_once(tmp_path):
-    columns, states = counting_data(24 * WORKERS), States()
-    for name in ("first", "second"):
-        (tmp_path / name).mkdir()
-    job = counting_job(callbacks=[Marker(tmp_path / "first", WORKERS, sleep_s=0.05)], checkpoint_path="unused")
-    gossip_fit(job, parts(columns), states=states)
     first = states.all[0]
     assert first.epochs == 1
     again = dataclasses.replace(job, state=first, callbacks=(Marker(tmp_path / "second", WORKERS, sleep_s=0.05),))
-    result = gossip_fit(again, parts(columns))
+    result = gossip_fit(again, parts(columns), warm=FORKED)
     one_epoch = counted(columns, batch_size=BATCH, epochs=1) / WORKERS
     kept = flat(first.group("model"))[:4]
     np.testing.assert_allclose(flat(result.variables)[:4] - kept, (EPOCHS - 1) * one_epoch, rtol=1e-4)
@@ -75,7 +73,7 @@ def test_fit_when_it_goes_on_from_its_first_epoch_then_the_average_has_every_ste
 
 @pytest.mark.slow("a fit of real processes; tests/gossip/test_node.py freezes and kills nodes")
 def test_fit_when_a_worker_is_killed_and_another_freezes_then_both_are_started_again_and_go_on_from_their_peers(
-    tmp_path,
+    tmp_path, warm_ranks
 ):
     columns, notes = classifier_data(40 * BATCH * WORKERS), []
     callbacks = [Marker(tmp_path, WORKERS, sleep_s=0.05)]
@@ -89,7 +87,7 @@ def test_fit_when_a_worker_is_killed_and_another_freezes_then_both_are_started_a
 
     thread = threading.Thread(target=fault, daemon=True)
     thread.start()
-    result = gossip_fit(job, parts(columns), notes=notes)
+    result = gossip_fit(job, parts(columns), notes=notes, warm=FORKED)
     thread.join()
     assert result.statistics["worker_retries"] == 2, notes
     assert len(result.history["loss"]) == EPOCHS and result.history["loss"][-1] < 0.5

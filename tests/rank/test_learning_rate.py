@@ -43,16 +43,6 @@ def rates_of(warmup, epochs, steps=4, **options):
     return noted.rates, float(keras.ops.convert_to_numpy(model.optimizer.learning_rate))
 
 
-def test_rate_when_scaled_then_equals_one_process_with_the_larger_one(rank_pool):
-    parts = split(classifier_data(40), (20, 20))
-    model = regression_model(keras.optimizers.SGD(0.02))
-    job = job_for(model, epochs=2, batch_size=5, shuffle=False, scale_learning_rate=True)
-    recordings = rank_pool.fit(job, parts)
-    larger = regression_model(keras.optimizers.SGD(0.04))
-    expected, _ = fit_one_process(larger, list(global_batches(parts, 5, 2)), epochs=2)
-    assert largest_difference(recordings[0].variables[: len(expected)], expected) <= 1e-5
-
-
 def rate_of(**options):
     job = job_for(regression_model(keras.optimizers.SGD(0.02)), **options)
     model = prepared_model(job, SIX, num_ranks=4)

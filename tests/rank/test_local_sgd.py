@@ -13,7 +13,6 @@ from keras_reference import (
     split,
 )
 from tables import every_case
-from tiers import in_tiers
 
 from elephant.errors import ConfigurationError
 
@@ -53,18 +52,11 @@ def play_local_sgd(build, parts, every, epochs):
     return models[0].get_weights()
 
 
-# How often ranks average, and their rows: one without any, a last window that is shorter, ranks that are equal.
-WINDOWS = {
-    "3 uneven": (3, (29, 9, 0)),
-    "epoch uneven": ("epoch", (29, 9, 0)),
-    "1 uneven": (1, (29, 9, 0)),
-    "3 of two": (3, (33, 5)),
-    "epoch even": ("epoch", (24, 24)),
-}
-FAST = ["3 uneven", "epoch uneven"]
+# How often ranks average, and their rows: one without any, a last window that is shorter.
+WINDOWS = {"3 uneven": (3, (29, 9, 0)), "epoch uneven": ("epoch", (29, 9))}
 
 
-@pytest.mark.parametrize("case", in_tiers(WINDOWS, fast=FAST, slow="other windows and sizes"))
+@pytest.mark.parametrize("case", WINDOWS.values(), ids=WINDOWS)
 def test_weights_when_ranks_train_alone_then_equal_the_weighted_average(rank_pool, case):
     frequency, sizes = case
 
@@ -87,15 +79,10 @@ def test_weights_when_averaged_at_every_step_of_plain_sgd_then_equal_one_process
     assert largest_difference(recordings[0].variables[: len(expected)], expected) <= TOLERANCE
 
 
-COMPILED = [{"jit_compile": True}, {"steps_per_execution": 3}, {"steps_per_execution": 2}]
-
-
-@pytest.mark.parametrize(
-    "options", in_tiers(COMPILED, fast=["{'steps_per_execution': 2}"], slow="another way to compile")
-)
-def test_compiled_loops_when_ranks_train_alone_then_give_the_same(rank_pool, options):
-    if keras.config.backend() == "torch" and options.get("steps_per_execution"):
-        pytest.skip("Keras on PyTorch takes one step at a time")
+def test_compiled_loops_when_ranks_train_alone_then_give_the_same(rank_pool):
+    options = {"jit_compile": True}
+    if keras.config.backend() != "torch":  # where Keras takes one step at a time
+        options["steps_per_execution"] = 2
     parts = split(classifier_data(48), (24, 24))
 
     def build():

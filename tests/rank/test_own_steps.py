@@ -1,4 +1,4 @@
-"""Models with a train_step of their own: a GAN with two optimizers, and a VAE, against one process."""
+"""Models with a train_step of their own: a GAN with two optimizers, and losses that are sums, against one process."""
 
 import keras
 import numpy as np
@@ -6,7 +6,6 @@ import pytest
 from keras import ops
 from keras_reference import global_batches, job_for, largest_difference, split
 from own_step import OwnStep
-from tiers import in_tiers
 
 TOLERANCE = 1e-5
 
@@ -49,36 +48,6 @@ class Gan(OwnStep):
         return {"d_loss": d_loss, "g_loss": g_loss}
 
 
-class Vae(OwnStep):
-    """Encoder and decoder; its draws are a function of the rows, so that ranks agree."""
-
-    def __init__(self, **options):
-        super().__init__(**options)
-        self.encoder = keras.Sequential([keras.layers.Dense(8, "tanh"), keras.layers.Dense(4)])
-        self.decoder = keras.Sequential([keras.layers.Dense(8, "tanh"), keras.layers.Dense(6)])
-        self.loss_tracker = keras.metrics.Mean("total_loss")
-
-    def call(self, inputs):
-        return self.decoder(self.encoder(inputs)[:, :2])
-
-    @property
-    def metrics(self):
-        return [self.loss_tracker]
-
-    def step(self, data, update):
-        rows = data[0]
-
-        def error():
-            mean, log_variance = ops.split(self.encoder(rows, training=True), 2, axis=1)
-            drawn = mean + ops.exp(0.5 * log_variance) * ops.sin(rows[:, :2] * 31.0)
-            loss = ops.mean(ops.sum(ops.square(self.decoder(drawn, training=True) - rows), axis=1))
-            return loss + ops.mean(-0.5 * ops.sum(1 + log_variance - mean**2 - ops.exp(log_variance), axis=1))
-
-        loss = update(error, self.trainable_variables, self.optimizer)
-        self.loss_tracker.update_state(loss, sample_weight=ops.cast(ops.shape(rows)[0], "float32"))
-        return {"total_loss": self.loss_tracker.result()}
-
-
 def gan():
     keras.utils.set_random_seed(3)
     model = Gan()
@@ -87,29 +56,15 @@ def gan():
     return model
 
 
-def vae():
-    keras.utils.set_random_seed(3)
-    model = Vae()
-    model.compile(keras.optimizers.Adam(0.01))
-    model(np.zeros((1, 6), "float32"))
-    return model
-
-
-MODELS = {"gan": (gan, {}), "vae, several buckets": (vae, {"bucket_bytes": 100})}
-
-
-@pytest.mark.parametrize(
-    "case", in_tiers(MODELS, fast=["gan"], slow="test_models.py trains one, test_overlap.py in buckets")
-)
-def test_weights_and_logs_when_the_step_is_the_models_own_then_equal_one_process(rank_pool, case, by_value):
-    build, options = case
-    if build is gan and keras.config.backend() == "jax":
+# With one optimizer: test_published_models.py, and the VAE of test_models.py.
+def test_weights_and_logs_when_the_step_is_the_models_own_then_equal_one_process(rank_pool, by_value):
+    if keras.config.backend() == "jax":
         pytest.skip("Keras' fit on JAX keeps no state of a second optimizer")
     rows = np.random.default_rng(0).normal(size=(37, 6)).astype("float32")
     columns = {"features": rows, "label": np.zeros(37, "float32")}
     parts = split(columns, (23, 14))
-    recordings = rank_pool.fit(job_for(build, epochs=2, batch_size=4, shuffle=False, **options), parts)
-    reference, batches = build(), list(global_batches(parts, 4, 2))
+    recordings = rank_pool.fit(job_for(gan, epochs=2, batch_size=4, shuffle=False), parts)
+    reference, batches = gan(), list(global_batches(parts, 4, 2))
     tuples = ((batch["features"], batch["label"]) for batch in batches)
     history = reference.fit(tuples, epochs=2, steps_per_epoch=len(batches) // 2, verbose=0).history
     expected = [np.array(weight) for weight in reference.get_weights()]
@@ -157,26 +112,19 @@ def of_vector(optimizer):
     return model
 
 
-UNEVEN = {"two": (30, 30), "one without rows": (25, 0, 13), "uneven": (17, 3)}
-VECTORS = {
-    "SGD": lambda: of_vector(keras.optimizers.SGD(0.003)),
-    "Adam": lambda: of_vector(keras.optimizers.Adam(0.01)),
-    "clipped": lambda: of_vector(keras.optimizers.SGD(0.003, global_clipnorm=0.5)),
+# What an optimizer makes of the sums does not depend on whose rows they are.
+SUMS = {
+    "Adam, one without rows": (lambda: of_vector(keras.optimizers.Adam(0.01)), (25, 0, 13)),
+    "SGD, clipped, even": (lambda: of_vector(keras.optimizers.SGD(0.003, global_clipnorm=0.5)), (30, 30)),
 }
 
 
-# What an optimizer makes of the sums does not depend on whose rows they are.
-FAST = ["SGD, one without rows", "Adam, two"]
-SUMS = {name: tuple(name.split(", ")) for name in [*FAST, "SGD, uneven", "clipped, one without rows"]}
-
-
-@pytest.mark.parametrize("case", in_tiers(SUMS, fast=FAST, slow="test_rehearsal.py tells sums from means"))
+@pytest.mark.parametrize("case", SUMS.values(), ids=SUMS)
 def test_weights_when_a_step_adds_up_its_loss_over_rows_then_equal_one_process(rank_pool, case, by_value):
-    optimizer, sizes = case
-    build, rows = VECTORS[optimizer], sum(UNEVEN[sizes])
-    rng = np.random.default_rng(1)
+    build, sizes = case
+    rng, rows = np.random.default_rng(1), sum(sizes)
     columns = {"features": rng.normal(size=(rows, 6)), "label": rng.normal(size=rows)}
-    parts = split({name: values.astype("float32") for name, values in columns.items()}, UNEVEN[sizes])
+    parts = split({name: values.astype("float32") for name, values in columns.items()}, sizes)
     recordings = rank_pool.fit(job_for(build, epochs=2, batch_size=8, shuffle=False), parts)
     reference, batches = build(), list(global_batches(parts, 8, 2))
     tuples = ((batch["features"], batch["label"]) for batch in batches)

@@ -290,19 +290,11 @@ def job_of(model=None, *, preprocess=powers, augment=None, validated=False, **op
     return TrainingJob(source, (), FitConfig(**options), raw, preprocessing=functions)
 
 
-def powers_for_every_batch(batch, rng):
-    return powers(batch)
-
-
-@pytest.mark.parametrize(
-    "preprocess",
-    in_tiers({"once": powers, "for every batch": powers_for_every_batch}, fast=["once"], slow="the same rows"),
-)
-def test_weights_when_ranks_preprocess_then_equal_one_process_on_what_it_makes(rank_pool, preprocess):
+def test_weights_when_ranks_preprocess_then_equal_one_process_on_what_it_makes(rank_pool):
     sizes = (13, 0, 6)
     columns = raw_columns(sum(sizes))
     columns["validation"] = np.arange(sum(sizes)) % 5 == 4
-    job = job_of(preprocess=preprocess, validated=True, epochs=2, batch_size=4, shuffle=False)
+    job = job_of(validated=True, epochs=2, batch_size=4, shuffle=False)
     recordings = rank_pool.fit(job, split(columns, sizes))
     kept = {**processed(columns), "validation": columns["validation"]}
     parts = split(kept, sizes)
@@ -376,13 +368,8 @@ def broken(batch):
     raise KeyError("no such breed")
 
 
-def broken_for_every_batch(batch, rng):
-    broken(batch)
-
-
 WHEN = {
     "before the fit": {"preprocess": broken},
-    "in every epoch": {"preprocess": broken_for_every_batch},
     "in every batch": {"augment": broken},
 }
 

@@ -13,7 +13,7 @@ from elephant.errors import ConfigurationError
 from elephant.modeling.model_spec import model_source
 from elephant.rank.job import TrainingJob
 
-ROWS, SIZES = 18, (11, 2, 5)
+ROWS, SIZES = 18, (11, 7)
 PICTURES = Field("features", ("picture",), "float32", DENSE, (4, 4, 3))
 CLASSES = Field("label", ("label",), "int32", SCALAR)
 

@@ -37,11 +37,10 @@ def reference(model, parts, epochs=3):
     return fit_one_process(model, list(global_batches(parts, 5, epochs)), epochs=epochs)
 
 
-@pytest.mark.parametrize("servers", [1, 2])
-def test_weights_when_partitions_are_uneven_then_equal_one_process(rank_pool, servers):
+def test_weights_when_partitions_are_uneven_then_equal_one_process(rank_pool):
     parts = split(classifier_data(sum(SIZES)), SIZES)
     model = regression_model(keras.optimizers.Adam(0.01), l2=0.05)
-    with AsynchronousFit(rank_pool, in_rounds(model), parts, parameter_servers=servers) as fit:
+    with AsynchronousFit(rank_pool, in_rounds(model), parts, parameter_servers=2) as fit:
         recordings = fit.train_all()
         trained, counted = fit.weights(), fit.control.statistics()
     expected, history = reference(model, parts)
@@ -52,7 +51,7 @@ def test_weights_when_partitions_are_uneven_then_equal_one_process(rank_pool, se
     assert counted["updates"] == counted["iterations"] == 12 and not counted["refused"]
 
 
-@pytest.mark.slow("a process with Keras starts anew; tests/parameter_server/test_rounds.py loses both without Keras")
+@pytest.mark.slow("twenty epochs; tests/parameter_server/test_rounds.py loses both without Keras")
 def test_weights_when_a_worker_and_the_server_are_lost_then_equal_one_process(rank_pool):
     parts = split(classifier_data(sum(SIZES)), SIZES)
     model = regression_model(keras.optimizers.SGD(0.05, momentum=0.9))

@@ -102,24 +102,22 @@ def test_fit_when_a_model_is_in_stages_then_equals_one_process(tmp_path):
         np.testing.assert_allclose(recordings[0].epochs[-1][f"val_{metric}"], value, rtol=1e-4)
 
 
-@pytest.mark.parametrize("stages", [3, ["head"], None])
-def test_fit_when_it_goes_on_from_a_checkpoint_with_other_cuts_or_none_then_equals_one_process(stages, tmp_path):
+def test_fit_when_it_goes_on_from_a_checkpoint_with_other_cuts_or_none_then_equals_one_process(tmp_path):
     model, columns = deep_model(), classifier_data(30)
     (tmp_path / "first").mkdir()
     job = staged_job(model, num_ranks=2, checkpoint_path="kept")
     states = fit_in_stages(job, split(columns, (11, 19)), tmp_path / "first")[0].states
     assert [state.epochs for state in states] == [1, 2]
-    count = stages if isinstance(stages, int) else 1 if stages is None else 2
-    job = staged_job(model, num_ranks=count, checkpoint_path="kept", pipeline_stages=stages, micro_batches=8, epochs=3)
-    job = replace(job, state=states[0])
-    (tmp_path / "second").mkdir()
-    sizes = {1: (30,), 2: (4, 26), 3: (10, 0, 20)}[count]
-    found = fit_in_stages(job, split(columns, sizes), tmp_path / "second")[0]
     reference = deep_model()
     history = reference.fit(columns["features"], columns["label"], 8, epochs=3, shuffle=False, verbose=0).history
     expected = [*reference.get_weights(), *(np.array(one) for one in reference.optimizer.variables)]
-    assert largest_difference(found.variables, expected) <= 1e-5
-    np.testing.assert_allclose([logs["mae"] for logs in found.epochs], history["mae"][1:], rtol=1e-4)
+    for stages, sizes in ((["hidden1", "head"], (10, 0, 20)), (None, (30,))):
+        going_on = {"checkpoint_path": "kept", "pipeline_stages": stages, "micro_batches": 8, "epochs": 3}
+        job = replace(staged_job(model, num_ranks=len(sizes), **going_on), state=states[0])
+        (tmp_path / str(len(sizes))).mkdir()
+        found = fit_in_stages(job, split(columns, sizes), tmp_path / str(len(sizes)))[0]
+        assert largest_difference(found.variables, expected) <= 1e-5
+        np.testing.assert_allclose([logs["mae"] for logs in found.epochs], history["mae"][1:], rtol=1e-4)
 
 
 def trained_before():

@@ -15,7 +15,7 @@ import tempfile
 import time
 import traceback
 from dataclasses import dataclass, field
-from multiprocessing import connection
+from multiprocessing import connection, forkserver
 from pathlib import Path
 from unittest import mock
 
@@ -110,12 +110,9 @@ def run_program(name, job, place, transport):
         return recording, program.start(program.load(job), place, lambda: None)
 
 
-def serve(pipe, folder, backend):
-    if backend is not None:
-        os.environ["KERAS_BACKEND"] = backend
+def serve(pipe, folder):
     # A process that is killed removes nothing of its own, TensorFlow's generated code among it.
     tempfile.tempdir = folder
-    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     from elephant.rank.program import PROGRAMS
 
     for program in PROGRAMS.values():
@@ -201,7 +198,8 @@ def fit_here(job, columns):
 class RankPool:
     """Processes that are ranks of one fit together, or workers each by itself.
 
-    One starts when it is first needed, and again when it is needed after it was lost.
+    One starts when it is first needed, and again when it is needed after it was lost: a server forks it that has
+    imported Keras, as one does on an executor.
 
     Args:
         backend: Of Keras in these processes; None leaves it to their environment.
@@ -209,16 +207,24 @@ class RankPool:
 
     def __init__(self, backend=None):
         self._backend = backend
-        self._context = multiprocessing.get_context("spawn")
+        self._context = multiprocessing.get_context("forkserver")
+        # One of its own: another pool has another backend.
+        self._server = forkserver.ForkServer()
+        self._server.set_forkserver_preload(["elephant.rank.synchronous"])
         self._folder = tempfile.TemporaryDirectory(prefix="rank-pool-")
         self._pipes, self._processes, self._is_busy = [None] * WORLD, [None] * WORLD, [False] * WORLD
 
     def _start(self, index):
         mine, theirs = self._context.Pipe()
         process = self._context.Process(
-            target=serve, args=(theirs, self._folder.name, self._backend), name=f"rank-{index}", daemon=True
+            target=serve, args=(theirs, self._folder.name), name=f"rank-{index}", daemon=True
         )
-        process.start()
+        environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **({"KERAS_BACKEND": self._backend} if self._backend else {})}
+        with (
+            mock.patch.dict(os.environ, environment),
+            mock.patch.object(forkserver, "connect_to_new_process", self._server.connect_to_new_process),
+        ):
+            process.start()
         theirs.close()
         self._pipes[index], self._processes[index], self._is_busy[index] = mine, process, False
 
@@ -345,6 +351,7 @@ class RankPool:
         for index in running:
             self._processes[index].join(timeout=10)
             self.kill(index)
+        self._server._stop()
         self._folder.cleanup()
 
 

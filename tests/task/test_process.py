@@ -139,8 +139,7 @@ TASK = """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other kernels do not tell a process of its parent's end")
-@pytest.mark.parametrize("frozen", [True, False], ids=["frozen", "running"])
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGHUP], ids=lambda end: end.name)
+@pytest.mark.parametrize(("frozen", "end"), [(True, signal.SIGKILL), (False, signal.SIGHUP)], ids=["frozen", "SIGHUP"])
 def test_process_when_its_task_is_killed_then_ends_as_well_and_leaves_no_file(frozen, end):
     task = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(TASK)], stdout=subprocess.PIPE, text=True, start_new_session=True

@@ -492,7 +492,7 @@ def connected(path):
     return connection
 
 
-@pytest.mark.parametrize(
+@every_case(
     "block",
     [
         b"",
@@ -526,10 +526,9 @@ def test_server_when_half_a_request_comes_and_no_more_then_keeps_others_waiting_
         assert time.monotonic() - began < 6
 
 
-@pytest.mark.parametrize(
+@every_case(
     "changes",
     [{"idle_s": "soon"}, {"idle_s": None}, {"limit": "x"}, {"descriptors": [5]}, {"folder": "/no/such/folder"}],
-    ids=str,
 )
 def test_server_when_a_request_is_wrong_then_forks_nothing_and_serves_on(server, tmp_path, changes):
     process, path = server
