@@ -36,7 +36,7 @@ class Hosts:
 
 @pytest.fixture(scope="module")
 def hosts():
-    """Three hosts with a standalone cluster over them. All their addresses are of IPv6; other tests have those of IPv4."""
+    """Three hosts with a standalone cluster over them. They have addresses of IPv6 alone; other tests have IPv4."""
     try:
         with Network(3, ip_version=6) as network:
             yield from _spread(network)
