@@ -52,7 +52,7 @@ if __name__ == "__main__":
         answer["refusal"] = str(error)
     session.stop()
     # Java starts with one garbage collector alone. Nobody stops this session.
-    os.environ["JAVA_TOOL_OPTIONS"] = "-XX:+UseSerialGC"
+    os.environ["JAVA_TOOL_OPTIONS"] += " -XX:+UseSerialGC"
     answer["count"] = local_session(1).range(7).count()
     print(json.dumps(answer))
 """
@@ -100,6 +100,10 @@ if __name__ == "__main__":
 """
 
 
+# As for other Java processes of tests, which live for seconds.
+QUICK = "-XX:TieredStopAtLevel=1"
+
+
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     """A folder with a name that quoting mistakes would break."""
@@ -120,14 +124,16 @@ def run_driver(script: str, place: Path) -> tuple[dict[str, Any], str]:
     done = subprocess.run(
         [sys.executable, "driver.py"],
         cwd=place,
-        env={**kept, "PATH": str(place / "bin"), "TMPDIR": str(place / "tmp")},
+        env={**kept, "PATH": str(place / "bin"), "TMPDIR": str(place / "tmp"), "JAVA_TOOL_OPTIONS": QUICK},
         capture_output=True,
         text=True,
         timeout=150,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout), done.stderr
+    # What Java says of its options.
+    said = [line for line in done.stderr.splitlines() if not line.startswith("Picked up ")]
+    return json.loads(done.stdout), "\n".join(said)
 
 
 def is_gone(pid: int, timeout_s: float = 10.0) -> bool:
