@@ -86,7 +86,7 @@ def test_bench_when_it_has_a_session_then_measures_a_model_beside_the_user(rows,
     assert all(run["rows_per_s"] > 0 and sum(run["shares"].values()) == pytest.approx(1.0) for run in runs)
 
 
-def test_verify_when_it_has_a_session_then_finds_what_couples_the_rows_of_a_model_beside_the_user(rows, capsys):
+def test_verify_when_it_has_a_session_then_finds_what_couples_the_rows_of_a_model(rows, warm_ranks, capsys):
     assert main(["verify", "model_of_user:build", rows, "--batch-size", "4", "--json"]) == 1
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["rows"] == [12, 8] and found["causes"][0].startswith("batch normalization (batch_normalization")
