@@ -3,39 +3,50 @@
 import importlib.util
 import json
 import os
+import runpy
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
+from elephant.driver import local_ranks
 from elephant.task.gpu_devices import host_gpus, listed_devices
 
 PROGRAM = str(Path(__file__).parents[1] / "benchmarks" / "gpu_check.py")
-# A machine for GPUs has no Spark.
-WITHOUT_SPARK = f"""
-import runpy, sys
-sys.modules["pyspark"] = None
-import importlib.util
-found = importlib.util.find_spec
-importlib.util.find_spec = lambda name, *more: None if name == "pyspark" else found(name, *more)
-runpy.run_path({PROGRAM!r}, run_name="__main__")
-"""
 
 
-def checked(*arguments, code):
-    done = subprocess.run(
-        [sys.executable, *code, "--json", *arguments], capture_output=True, text=True, timeout=170, env=dict(os.environ)
-    )
+def checked(*arguments):
+    done = subprocess.run([sys.executable, PROGRAM, "--json", *arguments], capture_output=True, text=True, timeout=170)
     assert done.stdout.strip(), done.stderr[-2000:]
-    return done.returncode, {row["name"]: row for row in json.loads(done.stdout.splitlines()[-1])}
+    return done.returncode, rows_in(done.stdout)
 
 
-@pytest.mark.slow("runs of two ranks that import Keras")
-def test_check_when_ranks_compute_on_the_processor_then_all_but_gpus_is_tried():
+def rows_in(printed):
+    return {row["name"]: row for row in json.loads(printed.splitlines()[-1])}
+
+
+@pytest.fixture
+def warm_functions(warm_ranks, monkeypatch):
+    """Ranks that run a function are forked as well."""
+    make, warm = local_ranks.function_spec, local_ranks.TaskSpec.keywords["warm"]
+    monkeypatch.setattr(local_ranks, "function_spec", lambda *given: replace(make(*given), warm=warm))
+
+
+@pytest.mark.slow("nine ranks, forked by a server that imports Keras")
+def test_check_when_ranks_compute_on_the_processor_then_all_but_gpus_is_tried(warm_functions, monkeypatch, capsys):
     if importlib.util.find_spec("cloudpickle") is None:
         pytest.skip("the package cloudpickle is not installed")
-    _, rows = checked("--device", "cpu", code=["-c", WITHOUT_SPARK])
+    # A machine for GPUs has no Spark.
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *of: None if name == "pyspark" else found(name, *of))
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    monkeypatch.setattr(sys, "argv", [PROGRAM, "--json", "--device", "cpu"])
+    with mock.patch.dict(os.environ), pytest.raises(SystemExit):
+        runpy.run_path(PROGRAM, run_name="__main__")
+    rows = rows_in(capsys.readouterr().out)
     # How memory ends is the machine's: beside other processes, a rank may be killed before it can say so.
     missed = [row for row in rows.values() if row["status"] == "MISS" and row["name"] != "out of memory"]
     assert missed == []
@@ -46,12 +57,12 @@ def test_check_when_ranks_compute_on_the_processor_then_all_but_gpus_is_tried():
 @pytest.mark.gpu
 @pytest.mark.skipif(not listed_devices(host_gpus()), reason="nvidia-smi lists no GPU on this machine")
 def test_check_when_there_is_a_gpu_then_nothing_misses():
-    status, rows = checked(code=[PROGRAM])
+    status, rows = checked()
     assert status == 0, rows
 
 
 def test_check_when_there_is_no_gpu_then_says_so_and_fails(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    status, rows = checked(code=[PROGRAM])
+    status, rows = checked()
     assert status == 1
     assert (rows["devices"]["status"], rows["devices"]["received"]) == ("MISS", "none")

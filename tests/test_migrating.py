@@ -3,14 +3,8 @@
 import difflib
 import importlib
 import inspect
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
-
-import pytest
-from python_start import python_path
 
 import elephant
 
@@ -94,26 +88,3 @@ def test_examples_when_compared_then_differ_only_where_the_library_enters():
     ]
     assert changed
     assert [line for line in changed if line[1:].strip() and "eleph" not in line] == []
-
-
-# A whole application of its own, on a machine that may be busy.
-@pytest.mark.timeout(400)
-@pytest.mark.spark
-@pytest.mark.slow("an application of its own; tests/spark holds what it calls")
-def test_example_after_the_move_when_run_then_learns_and_loads_what_it_saved(tmp_path):
-    environment = {
-        **os.environ,
-        "PYTHONPATH": python_path(ROOT),
-        "PYSPARK_PYTHON": sys.executable,
-        "SPARK_LOCAL_IP": "127.0.0.1",
-    }
-    run = subprocess.run(
-        [sys.executable, str(PAIR[1])], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=380
-    )
-    assert run.returncode == 0, run.stderr[-2000:]
-    tested = float(re.search(r"accuracy (0\.\d+)", run.stdout).group(1))
-    right = float(re.search(r"right in (\d+\.\d)%", run.stdout).group(1)) / 100
-    loaded = float(re.search(r"the saved model: accuracy (0\.\d+)", run.stdout).group(1))
-    assert tested > 0.85
-    assert right == pytest.approx(tested, abs=0.001)
-    assert loaded == tested

@@ -118,10 +118,9 @@ def test_fit_when_a_callback_writes_to_relative_paths_then_files_of_all_ranks_co
     assert f"are in {folder}: arrays/0.npy, log.txt, arrays/1.npy, rank-1/log.txt\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("failing", [0, 1])
-def test_fit_when_a_rank_fails_then_what_all_have_written_comes(folder, failing):
-    with pytest.raises(WorkerFailure, match=f"rank {failing} on .* failed.*: ValueError: mine"):
-        fit(Writer(failing))
+def test_fit_when_a_rank_fails_then_what_all_have_written_comes(folder):
+    with pytest.raises(WorkerFailure, match="rank 1 on .* failed.*: ValueError: mine"):
+        fit(Writer(1))
     assert (folder / "log.txt").read_text().startswith("0 0\n")
     assert (folder / "rank-1" / "log.txt").read_text().startswith("1 0\n")
 

@@ -1,15 +1,9 @@
-"""``elephant bench``: its arguments, its exit codes, and one small run of the program itself."""
+"""``elephant bench``: its arguments and its exit codes; tests/spark/test_programs.py measures with it."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
-from python_start import python_path
 from tables import every_case
 
 from elephant.cli import bench
@@ -17,7 +11,6 @@ from elephant.cli.main import main
 from elephant.errors import ClusterError
 from elephant.monitor.summary import FitSummary
 
-ROOT = Path(__file__).resolve().parents[2]
 GIVEN = ["bench", "--data", "rows.parquet", "--model", "os.path:join"]
 
 
@@ -102,36 +95,3 @@ def test_bench_when_all_is_measured_then_prints_a_table_writes_a_page_and_exits_
     assert lines[-1].startswith("More workers are likely to pay off: 2 reach 100%")
     assert "More workers are likely to pay off" in target.read_text()
     assert [made["stepsPerEpoch"] for made in estimators] == [3, 3]
-
-
-MODEL = """
-def build():
-    import keras
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    return model
-"""
-
-
-@pytest.mark.slow("a Spark application of its own; the tests above hold what is made of its fits")
-@pytest.mark.spark
-def test_bench_when_run_as_a_program_then_measures_a_model_beside_the_user(tmp_path):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    (tmp_path / "own_model.py").write_text(MODEL)
-    features = pa.array(list(np.ones((20, 4), np.float32)))
-    pq.write_table(pa.table({"features": features, "label": pa.array(np.ones(20, np.float32))}), tmp_path / "rows")
-    words = ["--data", "rows", "--model", "own_model:build", "--workers", "1,2", "--steps", "4", "--repeats", "2"]
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "spark_jobs" / "bench.py"), *words, "--batch-size", "8", "--json"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": python_path(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=170,
-    )
-    assert done.returncode == 0, done.stderr
-    runs = json.loads(done.stdout.splitlines()[-1])["runs"]
-    assert [(run["workers"], len(run["rates"])) for run in runs] == [(1, 2), (2, 2)]
-    assert all(run["rows_per_s"] > 0 and sum(run["shares"].values()) == pytest.approx(1.0) for run in runs)

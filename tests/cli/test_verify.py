@@ -1,28 +1,12 @@
-"""``elephant verify``: its arguments, what it prints, and its exit codes."""
+"""``elephant verify``: its arguments, what it prints, and its exit codes; tests/spark/test_programs.py runs it."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
-import numpy as np
 import pytest
-from python_start import python_path
 
 from elephant.cli import own_model, verify
 from elephant.cli.main import main
 from elephant.driver.verification import Difference, Verification
-
-ROOT = Path(__file__).resolve().parents[2]
-
-MODEL = """
-def build():
-    import keras
-    model = keras.Sequential([keras.Input((4,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    return model
-"""
 
 
 @pytest.mark.parametrize(
@@ -91,25 +75,3 @@ def test_verify_when_compared_then_the_exit_code_says_whether_they_are_equal(com
         ("os.path:join", "rows.parquet", 1000),
     ]
     assert asked[0][0]["batchSize"] == 8
-
-
-@pytest.mark.slow("a Spark application of its own; tests/driver/test_verification.py compares")
-@pytest.mark.spark
-def test_verify_when_run_as_a_program_then_finds_what_couples_the_rows_of_a_model_beside_the_user(tmp_path):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    (tmp_path / "own_model.py").write_text(MODEL)
-    features = pa.array(list(np.random.default_rng(0).normal(size=(20, 4)).astype("float32")))
-    pq.write_table(pa.table({"features": features, "label": pa.array(np.ones(20, np.float32))}), tmp_path / "rows")
-    done = subprocess.run(
-        [sys.executable, "-m", "elephant", "verify", "own_model:build", "rows", "--batch-size", "4", "--json"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": python_path(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=170,
-    )
-    assert done.returncode == 1, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["rows"] == [12, 8] and found["causes"][0].startswith("batch normalization (batch_normalization)")

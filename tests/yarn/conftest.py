@@ -12,7 +12,7 @@ QUEUES = {"default": 50, "urgent": 50}
 @pytest.fixture(scope="session")
 def hadoop():
     try:
-        with HadoopCluster(3, queues=QUEUES) as running:
+        with HadoopCluster(2, data_nodes=1, queues=QUEUES) as running:
             yield running
     except JarsUnavailableError as error:
         pytest.skip(str(error))
@@ -24,16 +24,44 @@ def inputs(hadoop, tmp_path_factory):
     folder = tmp_path_factory.mktemp("inputs")
     write_inputs(folder)
     with open(folder / "net_of_user.py", "a", encoding="utf-8") as file:
-        file.write(SLOW)
+        file.write(CALLBACKS.format(folder=str(folder)))
     hadoop.put("/in", folder / "data.parquet", folder / "model.keras")
     return folder
 
 
-SLOW = """
+# They look at batches, and so run on the workers, which are on this machine, too.
+CALLBACKS = """
 
-class Slow(keras.callbacks.Callback):
+class Held(keras.callbacks.Callback):
+    # From the fourth epoch on, each begins when the test says so.
+    name = "epoch"
+
     def on_train_batch_end(self, batch, logs=None):
+        pass
+
+    def on_epoch_begin(self, epoch, logs=None):
         import time
 
-        time.sleep(0.05)
+        while epoch >= 3 and not Path({folder!r}, f"{{self.name}}-{{epoch}}").exists():
+            time.sleep(0.05)
+
+
+class Killed(Held):
+    name = "never"
+
+
+class Hungry(keras.callbacks.Callback):
+    # Takes more memory than a container has, in the second epoch of a fit that began with the first one.
+    first = None
+
+    def on_train_batch_end(self, batch, logs=None):
+        pass
+
+    def on_epoch_begin(self, epoch, logs=None):
+        import time
+
+        self.first = epoch if self.first is None else self.first
+        if self.first < epoch:
+            taken = [b"x" * 2**26 for _ in range(40)]
+            time.sleep(60)
 """

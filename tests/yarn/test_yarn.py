@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from hadoop_cluster import await_state
-from spark_submit import JOBS, ROWS, complaint, last_line
+from spark_submit import JOBS, ROWS, last_line
 
 pytestmark = [
     pytest.mark.spark,
@@ -23,7 +23,6 @@ pytestmark = [
 ROOT = Path(__file__).resolve().parents[2]
 SEVERAL = ROOT / "tests" / "spark_jobs" / "several_jobs.py"
 SUBMIT_S, GONE_S = 600.0, 60.0
-_KEPT, _ENDED = re.compile(r"going on after epoch (\d+) of 2000"), re.compile(r"^ *(\d+)/2000 ")
 CLUSTER_MODE = ("--deploy-mode", "cluster")
 
 
@@ -48,25 +47,23 @@ def words_of(hadoop, name, **settings):
     ]
 
 
-def submit(hadoop, job, *words, options=()):
-    return hadoop.submit(JOBS / f"{job}.py", *words, options=options, timeout_s=SUBMIT_S)
-
-
 @contextlib.contextmanager
-def training(hadoop, inputs, name, *, options=(), **settings):
-    """Gives a job that is in the middle of its epochs, its application, and what it writes; see `words_of`."""
-    words = words_of(hadoop, name, **{"checkpoint-path": f"{hadoop.hdfs}/{name}/checkpoints", "epochs": 12, **settings})
-    slow = ("--callbacks", "net_of_user:Slow")
-    with hadoop.started(JOBS / "train.py", *words, *slow, options=(*code_of(inputs), *options)) as process:
-        known = {one["id"] for one in hadoop.applications()}
+def started(hadoop, script, *words, options=()):
+    """Gives a job that runs, and its application."""
+    known = {one["id"] for one in hadoop.applications()}
+    with hadoop.started(script, *words, options=options) as process:
         [application] = await_state(
             lambda: [one["id"] for one in hadoop.applications() if one["id"] not in known],
             lambda found: len(found) == 1,
         )
-        await_state(lambda: process.poll() is not None or checkpoints_of(hadoop, name), bool, timeout_s=SUBMIT_S)
-        if process.poll() is not None:
-            pytest.fail("".join(process.communicate()))
         yield process, application
+
+
+def await_job(process, state):
+    """Waits until something is so; fails when the job ends before."""
+    await_state(lambda: process.poll() is not None or state(), bool, timeout_s=SUBMIT_S)
+    if process.poll() is not None:
+        pytest.fail("".join(process.communicate()))
 
 
 def checkpoints_of(hadoop, name):
@@ -111,30 +108,64 @@ def archive(tmp_path_factory):
     return folder / "environment.tar.gz"
 
 
-def test_train_when_its_driver_s_container_is_lost_then_the_next_attempt_goes_on_from_the_checkpoint(
+def test_train_when_a_container_is_preempted_and_then_its_driver_s_is_lost_then_goes_on_from_the_checkpoint(
     hadoop, inputs, archive
 ):
+    # Both nodes are full; what the other queue needs is more than its share leaves this one.
+    large = ("--conf", "spark.executor.memoryOverhead=3584m")
     options = (
         *CLUSTER_MODE,
         *("--archives", f"{archive}#environment"),
         *("--conf", "spark.pyspark.python=./environment/bin/python"),
         *("--conf", "spark.yarn.maxAppAttempts=2"),
+        *large,
     )
-    with training(hadoop, inputs, "attempts", options=options, resume="") as (process, application):
+    given = {"checkpoint-path": f"{hadoop.hdfs}/attempts/checkpoints", "epochs": 6, "max-restarts": 2, "resume": ""}
+    words = [*words_of(hadoop, "attempts", **given), "--callbacks", "net_of_user:Held"]
+    with started(hadoop, JOBS / "train.py", *words, options=(*code_of(inputs), *options)) as (process, application):
+        await_job(process, lambda: 3 in checkpoints_of(hadoop, "attempts"))
         ranks = [words[0] for words in in_containers(application) if "elephant.task.forkserver" in words]
         assert ranks and all(program.endswith("/environment/bin/python") for program in ranks), ranks
+        (inputs / "urgent.py").write_text(URGENT)
+        urgent = ("--queue", "urgent", "--conf", "spark.executor.instances=1", *large)
+        other = hadoop.submit(inputs / "urgent.py", options=urgent, timeout_s=SUBMIT_S)
+        assert other.returncode == 0, other.stderr
+        (inputs / "epoch-3").touch()
+        await_job(process, lambda: 4 in checkpoints_of(hadoop, "attempts"))
+        [told] = [one for one in hadoop.applications() if one["id"] == application]
+        assert told["preemptedResourceMB"] > 0
         [driver] = [one for name, one in hadoop.containers(application).items() if name.endswith("_01_000001")]
         for one in [driver, *driver.children(recursive=True)]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 one.send_signal(signal.SIGKILL)
+        for epoch in (4, 5):
+            (inputs / f"epoch-{epoch}").touch()
         code, _, err = ended(process)
-    second = driver_log(hadoop, application, 2)
+    first, second = (driver_log(hadoop, application, attempt) for attempt in (1, 2))
     assert code == 0, (err, second)
+    begun_again = first.partition("the fit failed and starts again (1 of 2)")[2]
+    # Its last line may be lost with it.
+    assert "going on after epoch 3 of 6" in begun_again and set(epochs_in(begun_again)) <= {4}
     history = json.loads(second.splitlines()[-1])
-    assert len(history["loss"]) == 12 and history["loss"][-1] < history["loss"][0]
-    epochs = [line.split()[0] for line in second.splitlines() if "/12 " in line]
-    assert epochs[-1] == "12/12" and "1/12" not in epochs
+    assert len(history["loss"]) == 6 and history["loss"][-1] < history["loss"][0]
+    assert epochs_in(second) == [5, 6]
     assert "_SUCCESS" in hadoop.names("/attempts/fitted")
+
+
+def epochs_in(said):
+    """Returns the epochs that have ended, by the table that a fit prints."""
+    return [int(epoch) for epoch in re.findall(r"^ *(\d+)/6 ", said, re.MULTILINE)]
+
+
+URGENT = """
+import time
+from pyspark.sql import SparkSession
+
+session = SparkSession.builder.getOrCreate()
+assert session.range(0, 10, 1, 1).count() == 10
+time.sleep(3)
+session.stop()
+"""
 
 
 def test_jobs_when_executors_come_and_go_then_train_asynchronously_evaluate_and_predict(hadoop, inputs):
@@ -161,50 +192,28 @@ def test_jobs_when_executors_come_and_go_then_train_asynchronously_evaluate_and_
     assert "_SUCCESS" in hadoop.names("/asynchronous/predictions")
 
 
-def test_train_when_a_container_takes_too_much_memory_then_the_error_says_what_to_raise(hadoop, inputs):
-    small = ("--conf", "spark.executor.memoryOverhead=384m", "--conf", "spark.executor.instances=1")
-    words = [*words_of(hadoop, "memory", epochs=200, **{"num-workers": 1}), "--callbacks", "net_of_user:Slow"]
-    done = submit(hadoop, "train", *words, options=(*code_of(inputs), *small))
-    assert done.returncode == 3
-    assert "memory" in complaint(done, "train")
-    assert "spark.executor.memoryOverhead" in done.stdout + done.stderr
-
-
-def test_train_when_a_container_is_preempted_then_goes_on_and_when_all_is_killed_then_another_job_does(hadoop, inputs):
-    large = ("--conf", "spark.executor.memoryOverhead=4608m", "--conf", "spark.executor.instances=3")
-    # More epochs than there is time for: the other job comes in their middle.
-    given = {"num-workers": 3, "max-restarts": 2, "epochs": 2000}
-    with training(hadoop, inputs, "preempted", options=large, **given) as (process, mine):
-        (inputs / "urgent.py").write_text(URGENT)
-        urgent = ("--queue", "urgent", "--conf", "spark.executor.instances=1", *large[:2])
-        other = hadoop.submit(inputs / "urgent.py", options=urgent, timeout_s=SUBMIT_S)
-        assert other.returncode == 0, other.stderr
-        next(line for line in process.stdout if "the fit failed and starts again (1 of 2)" in line)
-        kept = next(found for found in map(_KEPT.search, process.stdout) if found)[1]
-        ended_next = next(found for found in map(_ENDED.search, process.stdout) if found)[1]
-        assert int(ended_next) == int(kept) + 1
-        [told] = [one for one in hadoop.applications() if one["id"] == mine]
-        assert told["preemptedResourceMB"] > 0
-        assert in_containers(mine)
-        hadoop.kill_application(mine)
+def test_jobs_when_a_container_takes_too_much_memory_then_the_next_resumes_and_when_all_is_killed_then_nothing_is_left(
+    hadoop, inputs
+):
+    one = {"num-workers": 1, "epochs": 2, "checkpoint-path": f"{hadoop.hdfs}/hungry/checkpoints"}
+    hungry = [*words_of(hadoop, "hungry", **one), "--callbacks", "net_of_user:Hungry"]
+    resumed = ["--checkpoint-path", one["checkpoint-path"], "--trusted"]
+    held = {**one, "epochs": 9, "checkpoint-path": f"{hadoop.hdfs}/killed/checkpoints"}
+    killed = [*words_of(hadoop, "killed", **held), "--callbacks", "net_of_user:Killed"]
+    (inputs / "jobs.json").write_text(json.dumps([["train", hungry], ["resume", resumed], ["train", killed]]))
+    options = (*code_of(inputs), "--conf", "spark.executor.instances=1")
+    with started(hadoop, SEVERAL, inputs / "jobs.json", "--together", options=options) as (process, application):
+        await_job(process, lambda: 3 in checkpoints_of(hadoop, "killed"))
+        assert in_containers(application)
+        hadoop.kill_application(application)
         code, out, err = ended(process)
-    assert code == 3
+    await_state(lambda: in_containers(application), lambda left: not left, timeout_s=GONE_S)
+    assert code == 0, err
+    of_hungry, of_resumed, of_killed = json.loads(out.splitlines()[-1])
+    assert (of_hungry[0], of_resumed[0], of_killed[0]) == (3, 0, 3), (out, err)
+    [complaint] = [line for line in of_hungry[2].splitlines() if line.startswith("train.py: ")]
+    assert "memory" in complaint and "spark.executor.memoryOverhead" in of_hungry[1] + of_hungry[2]
+    assert len(json.loads(of_resumed[1].splitlines()[-1])["loss"]) == 2
+    assert "_SUCCESS" in hadoop.names("/hungry/fitted")
     # Its executors' ends and the news of its own reach Spark in either order.
-    assert re.search("the Spark job was cancelled: |ExecutorLostFailure", out + err)
-    await_state(lambda: in_containers(mine), lambda left: not left, timeout_s=GONE_S)
-    epochs = max(checkpoints_of(hadoop, "preempted")) + 2
-    words = ["--checkpoint-path", f"{hadoop.hdfs}/preempted/checkpoints", "--trusted", "--epochs", epochs]
-    resumed = submit(hadoop, "resume", *words, "--num-workers", 2, options=code_of(inputs))
-    assert len(last_line(resumed)["loss"]) == epochs
-    assert "_SUCCESS" in hadoop.names("/preempted/fitted")
-
-
-URGENT = """
-import time
-from pyspark.sql import SparkSession
-
-session = SparkSession.builder.getOrCreate()
-assert session.range(0, 10, 1, 1).count() == 10
-time.sleep(3)
-session.stop()
-"""
+    assert re.search("the Spark job was cancelled: |ExecutorLostFailure", of_killed[1] + of_killed[2])
