@@ -91,7 +91,7 @@ def test_pipeline_when_fitted_saved_and_loaded_then_predicts_bit_for_bit(spark, 
         ]
     )
     fitted = pipeline.fit(frame)
-    predictions = fitted.transform(frame)
+    predictions = fitted.transform(frame).cache()
     assert MulticlassClassificationEvaluator(metricName="accuracy").evaluate(predictions) > 0.9
     assert BinaryClassificationEvaluator().evaluate(predictions) > 0.95
     estimator, model = pipeline.getStages()[-1], fitted.stages[-1]

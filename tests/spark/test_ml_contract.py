@@ -417,7 +417,7 @@ def test_classifier_when_it_transforms_then_spark_s_evaluators_work_as_they_stan
     labels = np.minimum(labels, 1)
     frame = frame_of(spark, x, labels)
     model = KerasModel(binary_model(loss, activation)).setLabelCol("label")
-    predicted = model.transform(frame)
+    predicted = model.transform(frame).cache()
     assert predicted.columns == [*frame.columns, "rawPrediction", "probability", "prediction"]
     rows = predicted.collect()
     raw, probability = (np.array([row[name] for row in rows]) for name in ("rawPrediction", "probability"))

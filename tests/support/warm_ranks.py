@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import os
+from dataclasses import replace
 from unittest import mock
 
 from process_tree import forked_in
@@ -22,7 +23,8 @@ def forked_ranks(folder):
     from elephant.driver import local_ranks
     from elephant.task import warm_processes
 
-    spec = functools.partial(local_ranks.TaskSpec, warm=warm_processes.WarmWorkers(limit=SERVERS, idle_s=IDLE_S))
+    warm = warm_processes.WarmWorkers(limit=SERVERS, idle_s=IDLE_S)
+    spec, of_function = functools.partial(local_ranks.TaskSpec, warm=warm), local_ranks.function_spec
     with (
         mock.patch.dict(os.environ, SPARK_LOCAL_DIRS=str(folder)),
         # A server forks for what its executor has started, such as this process.
@@ -30,6 +32,7 @@ def forked_ranks(folder):
         # Pytest puts the name of the test into the environment, and each environment has a server of its own.
         mock.patch.object(warm_processes, "_OF_TASK", (*warm_processes._OF_TASK, "PYTEST_")),
         mock.patch.object(local_ranks, "TaskSpec", spec),
+        mock.patch.object(local_ranks, "function_spec", lambda *given: replace(of_function(*given), warm=warm)),
     ):
         yield
 
