@@ -121,6 +121,8 @@ def test_train_when_a_container_is_preempted_and_then_its_driver_s_is_lost_then_
         *large,
     )
     given = {"checkpoint-path": f"{hadoop.hdfs}/attempts/checkpoints", "epochs": 6, "max-restarts": 2, "resume": ""}
+    # The other queue's application may take its time on a busy machine.
+    given["timeouts"] = f"slots_s={SUBMIT_S:.0f}"
     words = [*words_of(hadoop, "attempts", **given), "--callbacks", "net_of_user:Held"]
     with started(hadoop, JOBS / "train.py", *words, options=(*code_of(inputs), *options)) as (process, application):
         await_job(process, lambda: 3 in checkpoints_of(hadoop, "attempts"))
