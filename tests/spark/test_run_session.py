@@ -58,16 +58,6 @@ def run_script(tmp_path, *command, workers):
     return {line.split()[0]: line.split()[1:] for line in out.splitlines() if line}
 
 
-def conf_of_this_machine(monkeypatch):
-    """Returns options for a session in one JVM, which stays by itself, and has Java found."""
-    from elephant.cluster.local import ensure_java
-
-    monkeypatch.setenv("JAVA_HOME", os.environ.get("JAVA_HOME", ""))
-    ensure_java(maximum=17 if pyspark.__version__.startswith("3.5") else None)
-    settings = {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-    return [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
-
-
 def folders_left(parent):
     return sorted(path.name for path in Path(parent).glob("elephant-*"))
 
@@ -99,9 +89,14 @@ def test_run_when_there_is_one_worker_then_the_same_script_starts_no_session(tmp
 @pytest.mark.slow("a submission")
 @pytest.mark.skipif(not (Path(pyspark.__file__).parent / "bin").is_dir(), reason="this PySpark has no spark-submit")
 def test_run_when_started_by_spark_submit_then_takes_the_session_of_the_submission(tmp_path, monkeypatch):
+    from elephant.cluster.local import ensure_java
+
+    monkeypatch.setenv("JAVA_HOME", os.environ.get("JAVA_HOME", ""))
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path / "local"))
+    ensure_java(maximum=17 if pyspark.__version__.startswith("3.5") else None)
     submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
-    conf = conf_of_this_machine(monkeypatch)
+    settings = {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    conf = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
     said = run_script(tmp_path, str(submit), "--master", "local[2]", *conf, workers=2)
     assert said["results"] == ["22.0", "22.0", "24.0", "24.0"]
     assert said["master"] == ["local[2]"]
@@ -118,13 +113,12 @@ collective.barrier()
 """
 
 
-@pytest.mark.slow("a session of its own")
+@pytest.mark.slow("a cluster of its own")
 def test_program_run_when_a_rank_of_a_script_fails_then_shows_all_output_and_ends_with_1(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")]))
     (tmp_path / "script.py").write_text(FAILING, encoding="utf-8")
-    options = ["--num-workers", "2", "--master", "local[2]", *conf_of_this_machine(monkeypatch)]
-    command = [sys.executable, "-m", "elephant", "run", str(tmp_path / "script.py"), *options, "--", "7"]
+    command = [sys.executable, "-m", "elephant", "run", str(tmp_path / "script.py"), "--num-workers", "2", "--", "7"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=160)
     assert done.returncode == 1, done.stderr[-3000:]
     # Once, though both ranks print it.
