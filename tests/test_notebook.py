@@ -22,27 +22,27 @@ CELLS = [
     from pyspark.sql import SparkSession
 
     ensure_java()
-    spark = SparkSession.builder.master("local[1]").getOrCreate()
+    spark = SparkSession.builder.master("local[2]").getOrCreate()
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
-    x = np.random.default_rng(0).normal(size=(32, 3))
+    x = np.random.default_rng(0).normal(size=(64, 3))
     rows = [(row.tolist(), float(row.sum())) for row in x]
     rows = spark.createDataFrame(rows, "features array<double>, label double")
     """,
-    "fitted = KerasEstimator(model, numWorkers=1, epochs=2, batchSize=8).fit(rows)",
+    "fitted = KerasEstimator(model, numWorkers=2, epochs=2, batchSize=8).fit(rows)",
     "fitted",
     """
     def look(batch):
         raise ValueError("no such column: sepal")
 
     looking = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: look(batch))
-    KerasEstimator(model, numWorkers=1, callbacks=[looking]).fit(rows)
+    KerasEstimator(model, numWorkers=2, callbacks=[looking]).fit(rows)
     """,
     "spark.stop()",
 ]
 
 
-@pytest.mark.slow("a kernel with a Spark session, and two fits in it")
+@pytest.mark.slow("a kernel with a Spark session, and two fits in it, each on two training processes")
 @pytest.mark.spark
 @pytest.mark.timeout(300)
 def test_notebook_when_fits_run_in_it_then_shows_a_live_line_a_table_and_a_short_error(monkeypatch):

@@ -16,6 +16,7 @@ from elephant.cli import doctor
 from elephant.cli.main import main
 from elephant.cluster import local
 
+pytestmark = pytest.mark.slow("whole programs; the other tests of this folder, and tests/cli, hold what they call")
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
