@@ -142,6 +142,7 @@ class AsynchronousFit:
                 run_id=run_id,
                 layout=model.layout,
                 timeouts=job.config.timeouts,
+                require_alive=servers.require_alive,
             )
             closing.callback(self._control.close)
             self._epochs = DriverEpochs(job, model, self._control, checkpoint_writer)

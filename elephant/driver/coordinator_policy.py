@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import ClassVar, Protocol
 
 from elephant.checkpoint.state import FitState
-from elephant.cluster.spark_job import SparkWords, cancellation, cause_of, lost_with
+from elephant.cluster.spark_job import SparkWords, cause_of, lost_with
 from elephant.errors import (
     COORDINATOR_LOST,
     SUPERSEDED,
@@ -280,12 +280,7 @@ class AsynchronousPolicy(CoordinatorPolicy):
 
     def check(self) -> None:
         """Repairs servers that were lost; raises ServerFailedError where that is not possible."""
-        try:
-            notes = self._servers.check()
-        except ServerFailedError as error:
-            # Lost for good, as far as this run can tell.
-            error.retryable = cancellation(error) is None
-            raise
+        notes = self._servers.check()
         for note in notes:
             self._progress.note(note)
         if notes:

@@ -157,13 +157,31 @@ class ServerGroup(ABC):
     def control_addresses(self) -> tuple[Address, ...]:
         """Addresses for the driver."""
 
-    @abstractmethod
+    def __init__(self) -> None:
+        self._notes: list[str] = []
+
     def check(self) -> list[str]:
         """Returns lines for the user about changes, such as a server that has come back.
 
         Raises:
             TrainingError: One is lost for good.
         """
+        self.require_alive()
+        notes, self._notes = self._notes, []
+        return notes
+
+    @abstractmethod
+    def _news(self) -> list[str]:
+        """Returns lines for the user about what has changed since the last time; raises as `check` does."""
+
+    def require_alive(self) -> None:
+        """Raises what `check` raises where a server is lost for good; other news wait for that."""
+        try:
+            self._notes += self._news()
+        except ServerFailedError as error:
+            # Lost for good, as far as this run can tell.
+            error.retryable = cancellation(error) is None
+            raise
 
     @property
     @abstractmethod
@@ -208,6 +226,7 @@ class DriverServers(ServerGroup):
         advertised: str | None = None,
         folder: str | None = None,
     ) -> None:
+        super().__init__()
         self._closing = contextlib.ExitStack()
         self._watched: list[WatchedServer] = []
         bound = [(str(name[0]), int(name[1])) for name in (listener.getsockname() for listener in listeners)]
@@ -239,7 +258,7 @@ class DriverServers(ServerGroup):
     def restarts(self) -> int:
         return sum(watched.restarts for watched in self._watched)
 
-    def check(self) -> list[str]:
+    def _news(self) -> list[str]:
         return [note for watched in self._watched for note in watched.check()]
 
     def close(self) -> None:
@@ -371,6 +390,7 @@ class ExecutorServers(ServerGroup):
         port: int,
         timeouts: Timeouts,
     ) -> None:
+        super().__init__()
         self._serving: dict[int, Serving] = {}
         self._failure: str | None = None
         self._channel = Channel(bind_host=bind, token=run.token, run_id=run.run_id, timeouts=timeouts)
@@ -412,7 +432,7 @@ class ExecutorServers(ServerGroup):
     def turned_away(self) -> Mapping[str, int]:
         return self._channel.turned_away
 
-    def check(self) -> list[str]:
+    def _news(self) -> list[str]:
         return self._answers(0.0)
 
     def _answers(self, timeout_s: float) -> list[str]:

@@ -88,6 +88,7 @@ class Connection:
 
     Args:
         timeouts: ``connect_s`` for a connection, ``collective_s`` for the silence of a server that is at work.
+        require_alive: Called while the server is not reached; raises where it is known that it never will be.
 
     Attributes:
         welcome: The server's last answer to HELLO.
@@ -96,11 +97,18 @@ class Connection:
 
     lengths: Lengths
 
-    def __init__(self, address: Address, identity: Identity, timeouts: Timeouts) -> None:
+    def __init__(
+        self,
+        address: Address,
+        identity: Identity,
+        timeouts: Timeouts,
+        require_alive: Callable[[], object] = lambda: None,
+    ) -> None:
         self.peer = f"the parameter server on {name_of(address)}"
         self._address = address
         self._identity = identity
         self._timeouts = timeouts
+        self._require_alive = require_alive
         self._socket_io: SocketIO | None = None
         self._closed = threading.Event()
         self._counted = (0, 0)
@@ -253,6 +261,7 @@ class Connection:
                 self._drop()
                 if self._closed.is_set() or deadline.expired:
                     raise deadline.exceeded(str(error)) from error
+                self._require_alive()
                 self._closed.wait(0.05)
             except BaseException:
                 self._drop()
@@ -270,6 +279,7 @@ class Connection:
             except DeadlineExceededError as error:
                 if deadline.expired:
                     raise deadline.exceeded(str(error)) from error
+                self._require_alive()
         raise PeerLostError(f"The client of {self.peer} was closed.")
 
     def _handshake(self, sock: SocketIO) -> Welcome:
@@ -318,6 +328,7 @@ def connect_all(
     attempt: int = 0,
     epoch_steps: int = 0,
     timeouts: Timeouts | None = None,
+    require_alive: Callable[[], object] = lambda: None,
 ) -> list[Connection]:
     """Returns a connection to each server of a fit, in the order of their parts; where one fails, none stays open."""
     connections: list[Connection] = []
@@ -328,7 +339,7 @@ def connect_all(
                 first_value=part.start, num_values=part.stop - part.start, epoch_steps=epoch_steps,
             )  # fmt: skip
             identity = Identity(token=token, run_id=run_id, hello=hello, partition=partition, attempt=attempt)
-            connections.append(Connection((address[0], address[1]), identity, timeouts or Timeouts()))
+            connections.append(Connection((address[0], address[1]), identity, timeouts or Timeouts(), require_alive))
     except BaseException:
         for connection in connections:
             connection.close_politely()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +60,8 @@ class ControlClient:
     Args:
         addresses: Host and port of each server, in the order of their parts.
         timeouts: ``connect_s`` to reach servers, again as well; ``collective_s`` for a server's silence.
+        require_alive: Called while a server is not reached; what it raises, where a server is known to be lost for
+            good, ends the wait.
 
     Raises:
         ConfigurationError: The servers keep a model of other shapes.
@@ -74,12 +76,19 @@ class ControlClient:
         run_id: str,
         layout: Layout,
         timeouts: Timeouts | None = None,
+        require_alive: Callable[[], object] = lambda: None,
     ) -> None:
         self._layout = layout
         self._parts = layout.cut(len(addresses))
         self._using = threading.Lock()
         self._connections = connect_all(
-            addresses, layout, token=token, run_id=run_id, role=Role.CONTROL, timeouts=timeouts
+            addresses,
+            layout,
+            token=token,
+            run_id=run_id,
+            role=Role.CONTROL,
+            timeouts=timeouts,
+            require_alive=require_alive,
         )
 
     def fetch(self) -> FetchedModel:

@@ -15,6 +15,7 @@ from elephant.errors import ClusterError, ServerFailedError
 from elephant.parameter_server.control_client import ControlClient
 from elephant.parameter_server.layout import Layout
 from elephant.parameter_server.process import listening_sockets
+from elephant.timeouts import Timeouts
 
 TOKEN = bytes(range(32))
 
@@ -126,6 +127,23 @@ def test_servers_when_one_is_lost_for_good_then_say_why(monkeypatch):
         os.kill(processes_of("elephant.parameter_server")[0].pid, signal.SIGKILL)
         with pytest.raises(ServerFailedError, match="parameter server 0 failed: .*signal 9"):
             until(lambda: servers.check() and False)
+
+
+def test_control_when_a_server_is_lost_for_good_then_does_not_wait_to_reach_it(monkeypatch):
+    monkeypatch.setattr("elephant.parameter_server.process.MAX_RESTARTS", 0)
+    with served() as servers:
+        control = ControlClient(
+            servers.control_addresses,
+            token=TOKEN,
+            run_id="run",
+            layout=Model.layout,
+            timeouts=Timeouts(connect_s=600.0),
+            require_alive=servers.require_alive,
+        )
+        os.kill(processes_of("elephant.parameter_server")[0].pid, signal.SIGKILL)
+        with pytest.raises(ServerFailedError, match="parameter server 0 failed: .*signal 9"):
+            control.remind()
+        control.close()
 
 
 def test_part_when_it_travels_then_is_the_same():
