@@ -1,5 +1,6 @@
 """The watch of more ranks than are all connected with each other: what one learns, all do, once."""
 
+import select
 import socket
 import threading
 import time
@@ -221,5 +222,7 @@ def test_watch_when_what_comes_is_no_notice_then_the_next_operation_raises_and_t
     detector, peers = relay
     peers[1].send(b"\xff" * 40)
     assert peers[2].hear().kind is ControlKind.PROTOCOL
+    # The others are told first.
+    assert select.select([detector], [], [], 10)[0]
     with pytest.raises(ProtocolError, match="Expected a notice"):
         detector.begin(barrier(1))
