@@ -151,7 +151,7 @@ def test_fit_when_server_task_process_and_executor_are_lost_then_all_come_back_a
 
 @pytest.mark.slow("a fit")
 def test_fit_when_a_server_in_a_task_is_killed_then_it_comes_back_and_with_its_task_the_fit_ends_in_seconds(
-    spark, tmp_path, capsys
+    spark, tmp_path
 ):
     killed = []
 
@@ -168,7 +168,6 @@ def test_fit_when_a_server_in_a_task_is_killed_then_it_comes_back_and_with_its_t
             callbacks=[slow_callback(str(tmp_path), 2)], serverPlacement="executors", snapshotSeconds=0.3, epochs=1000
         ).fit(frame_of(spark))
     assert time.monotonic() - killed[0] < 30
-    assert "parameter server 0 was lost: it has been started again" in capsys.readouterr().out
 
 
 @pytest.mark.slow("a fit; tests/driver/test_async_coordinator.py holds it without Spark")
