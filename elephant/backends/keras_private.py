@@ -9,8 +9,8 @@ Keras is imported when an entry needs it, not with this module.
 
 from __future__ import annotations
 
-import collections
 import contextlib
+import copy
 import functools
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -593,15 +593,14 @@ def restore_seed_attributes(before: Mapping[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def names_from_the_start() -> Iterator[None]:
-    """Has what is made inside get the names that it gets in a new process, and not ``dense_7``.
+def names_free_again() -> Iterator[None]:
+    """Has the names that Keras gives inside, such as ``dense_7``, be given once more to what is made after it.
 
-    Seen in Keras 3.15.1 as `keras.src.backend.common.global_state`; `clear_session` forgets more than names.
+    Seen in Keras 3.15.1 as `keras.src.backend.common.global_state`; `clear_session` forgets more than these names.
     """
     from keras.src.backend.common import global_state
 
-    counts = global_state.get_global_attribute(NAME_COUNTS)
-    global_state.set_global_attribute(NAME_COUNTS, collections.defaultdict(int))
+    counts = copy.copy(global_state.get_global_attribute(NAME_COUNTS))
     try:
         yield
     finally:

@@ -45,6 +45,10 @@ def _require_both(given: argparse.Namespace) -> None:
             f"expected --export FILE{_SUFFIX} and --model together: a checkpoint has numbers, and no layers. "
             f"Received: {received}."
         )
+    if given.epochs is not None and given.export is None:
+        raise ConfigurationError(
+            "--epochs: expected --export with it. Received: --epochs alone, which says nothing about a list."
+        )
     if given.export is not None and not given.export.endswith(_SUFFIX):
         raise ConfigurationError(f"--export: expected a name that ends in {_SUFFIX}. Received: {given.export!r}.")
 
@@ -86,7 +90,7 @@ def _row(one: SurveyedCheckpoint) -> dict[str, Any]:
 
 
 def _as_json(found: Sequence[SurveyedCheckpoint]) -> str:
-    return "\n".join(json.dumps(_row(one)) for one in found) or "[]"
+    return "\n".join(json.dumps(_row(one)) for one in found)
 
 
 def _as_table(found: Sequence[SurveyedCheckpoint]) -> str:

@@ -21,7 +21,7 @@ import keras
 import numpy as np
 
 from elephant.backends import current
-from elephant.backends.keras_private import compiled_with_values, flat_layers, names_from_the_start
+from elephant.backends.keras_private import compiled_with_values, flat_layers, names_free_again
 from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError
 from elephant.modeling.fixed_batch import take_fewer_rows
@@ -171,7 +171,8 @@ class ModelSpec:
 
         It takes no memory for weights. `elephant.training.stage_values` gives a stage the values that `build` would.
         """
-        with self.settings.applied():
+        # The model that is built after it has the names of a first one: a metric's is one of the history's.
+        with self.settings.applied(), names_free_again():
             if self.archive is None:
                 with without_values(), compiled_with_values():
                     return _call_builder(self.builder)
@@ -372,9 +373,7 @@ def _not_compiled(model: str, missing: str, remedy: str = "") -> ConfigurationEr
 
 
 def _call_builder(builder: Callable[[], keras.Model] | None) -> keras.Model:
-    # However often this process has called it: a metric's name is one of the history's.
-    with names_from_the_start():
-        model = builder() if builder is not None else None
+    model = builder() if builder is not None else None
     if not isinstance(model, keras.Model):
         raise ConfigurationError(f"model: expected a function that returns a keras.Model. It returned: {model!r}.")
     require_compiled(model)

@@ -468,11 +468,11 @@ CHECKS["restore_seed_attributes"] = seed_attributes
 
 
 @check
-def names_from_the_start(made):
-    first = keras.layers.Dense(1).name
-    with private.names_from_the_start():
-        assert [keras.layers.Dense(1).name for _ in range(2)] == ["dense", "dense_1"]
-    assert keras.layers.Dense(1).name not in (first, "dense", "dense_1")
+def names_free_again(made):
+    before = keras.layers.Dense(1).name
+    with private.names_free_again():
+        names = [keras.layers.Dense(1).name for _ in range(2)]
+    assert before not in names and keras.layers.Dense(1).name == names[0]
 
 
 @check

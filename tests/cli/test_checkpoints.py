@@ -93,6 +93,7 @@ def test_checkpoints_when_the_model_is_another_then_says_so(kept, tmp_path, caps
     [
         (["--export", "model.keras"], 2, "--export FILE.keras and --model together"),
         (["--model", "m:build"], 2, "--export FILE.keras and --model together"),
+        (["--epochs", "2"], 2, "--epochs: expected --export with it"),
         (["--export", "model.h5", "--model", "m:build"], 2, "a name that ends in .keras"),
         (["--export", "model.keras", "--model", "m:build"], 1, "a folder with none"),
         ([], 1, ""),

@@ -44,6 +44,20 @@ def test_source_when_all_is_of_keras_then_no_second_copy_of_weights_and_optimize
         np.testing.assert_array_equal(value, wanted)
 
 
+def test_source_when_its_structure_was_built_then_names_are_those_of_a_first_model():
+    names = []
+
+    def build():
+        metric = keras.metrics.AUC()
+        names.append(metric.name)
+        return compiled(loss="binary_crossentropy", metrics=[metric])
+
+    source = model_source(build)
+    source.build_structure()
+    source.build()
+    assert names[1] == names[2] != names[0]
+
+
 def test_source_when_the_user_s_model_trains_on_then_stays_as_it_was():
     model = compiled()
     source, before = model_source(model), model.get_weights()
