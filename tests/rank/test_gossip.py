@@ -54,7 +54,8 @@ def test_fit_when_all_begin_together_or_it_goes_on_then_the_average_has_every_st
     job = counting_job(callbacks=callbacks, checkpoint_path="unused")
     result = gossip_fit(job, parts(columns), states=states, warm=FORKED)
     expected = counted(columns, batch_size=BATCH, epochs=EPOCHS) / WORKERS
-    np.testing.assert_allclose(flat(result.variables)[:4], expected, rtol=1e-5)
+    # One of the sums is zero, of parts that are not.
+    np.testing.assert_allclose(flat(result.variables)[:4], expected, rtol=1e-5, atol=1e-6)
     assert len(result.history["loss"]) == EPOCHS and result.statistics["refused"] == 0
     assert result.statistics["exchanges"] > 0 and result.statistics["worker_retries"] == 0
     # Callbacks on the driver see the average at the end of each epoch.
@@ -65,7 +66,7 @@ def test_fit_when_all_begin_together_or_it_goes_on_then_the_average_has_every_st
     result = gossip_fit(again, parts(columns), warm=FORKED)
     one_epoch = counted(columns, batch_size=BATCH, epochs=1) / WORKERS
     kept = flat([array for name, array in first.arrays.items() if name.startswith("model/")])[:4]
-    np.testing.assert_allclose(flat(result.variables)[:4] - kept, (EPOCHS - 1) * one_epoch, rtol=1e-4)
+    np.testing.assert_allclose(flat(result.variables)[:4] - kept, (EPOCHS - 1) * one_epoch, rtol=1e-4, atol=1e-6)
     # A faster worker's next steps may be in the average of an epoch by way of its peers.
     np.testing.assert_allclose(kept, one_epoch, rtol=1.0)
     assert len(result.history["loss"]) == EPOCHS - 1
