@@ -129,6 +129,24 @@ def _some_text(value: Any) -> str:
     raise ValueError
 
 
+# A colon may also be part of a name.
+_METRIC = re.compile(r"(.+?)(?::(max|min))?")
+# What is in the names of metrics of which more is better; of all others, less is.
+_MORE_IS_BETTER = re.compile(
+    r"acc|auc|precision|recall|f1|fbeta|iou|dice|r2|cosine_sim|hit|ndcg|mrr|map|true_|sensi|speci"
+)
+
+
+def named_metric(text: str) -> tuple[str, bool]:
+    """Returns the name of a metric, and whether more of it is better; see `METRIC`.
+
+    >>> named_metric("val_loss"), named_metric("val_accuracy"), named_metric("val_gain:max")
+    (('val_loss', False), ('val_accuracy', True), ('val_gain', True))
+    """
+    name, direction = _METRIC.fullmatch(text).groups()  # type: ignore[union-attr]
+    return name, direction == "max" if direction else bool(_MORE_IS_BETTER.search(name.lower()))
+
+
 def _path(value: Any) -> str:
     return _text(os.fspath(value))
 
@@ -358,6 +376,14 @@ def _stages_of_text(value: Any) -> Any:
 
 TEXT = Kind(str, "text", _text, parse=_some_text)
 TEXTS = Kind(list, "text, or a list of it", _texts, gather=list)
+METRIC = Kind(
+    str,
+    "the name of a metric, such as 'val_loss', and ':max' or ':min' behind it where the name does not say which way is "
+    "better",
+    _text,
+    lambda text: _METRIC.fullmatch(text) is not None,
+    parse=_some_text,
+)
 PATH = Kind(str, "a path", _path, written="text", parse=_some_text)
 INTEGER = Kind(int, "an integer", _integer, parse=_integer_of_text)
 NUMBER = number("a number")

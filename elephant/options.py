@@ -23,6 +23,7 @@ from elephant.kinds import (
     DISTRIBUTION,
     FUNCTION,
     LABEL_COLUMNS,
+    METRIC,
     NUMBER,
     PATH,
     STAGES,
@@ -287,6 +288,11 @@ OPTIONS = (
            help="a folder, on any file system that Spark or fsspec reaches, for checkpoints; not set makes none"),
     Option("checkpoint_epochs", _COUNT, 1, FIT,
            help="epochs between two checkpoints (>= 1)"),
+    Option("checkpoint_seconds", _POSITIVE, None, FIT,
+           help="seconds between two checkpoints, wherever in an epoch they fall; not set: at ends of epochs alone"),
+    Option("keep_best", METRIC, None, FIT,
+           help="a metric, as the history has it: the checkpoint of the best epoch by it is kept beside the last two; "
+           "'val_auc:max' or 'val_cost:min' says which way is better where the name does not"),
     Option("resume", SWITCH, False, FIT,
            help="whether to go on from the last checkpoint in checkpointPath, where there is one"),
     Option("max_restarts", integer(0), 0, FIT,
@@ -435,6 +441,32 @@ _ROUND_PAIRS = (
 )
 
 
+def _needs_folder(name: str) -> Pair:
+    """Returns the rule that an option about checkpoints goes with a folder for them alone."""
+    return Pair(
+        name,
+        FIT,
+        lambda given: getattr(given, name) is None or given.checkpoint_path is not None,
+        lambda given: (
+            f"checkpoint_path, the folder of the checkpoints that it is about. Received: None, with "
+            f"{name}={getattr(given, name)!r}. Pass the path, or leave {name} out."
+        ),
+    )
+
+
+def _excludes_moments(name: str) -> Pair:
+    """Returns the rule that checkpoints within an epoch do not go with models that no rank has as a whole then."""
+    return Pair(
+        "checkpoint_seconds",
+        FIT,
+        lambda given: given.checkpoint_seconds is None or getattr(given, name) is None,
+        lambda given: (
+            f"None with {name}, because no rank has the whole model before the end of an epoch. "
+            f"Received: {given.checkpoint_seconds!r}. Use checkpoint_epochs, or leave {name} out."
+        ),
+    )
+
+
 def _excludes_distribution(name: str, holds: Callable[[Any], bool], expected: str) -> Pair:
     """Returns the rule that a divided model goes with some values alone of another option."""
     return Pair(
@@ -538,6 +570,10 @@ PAIRS = (
         lambda given: given.port + given.parameter_servers <= 65536,
         lambda given: f"0, or a port of at most {65536 - given.parameter_servers}. Received: {given.port!r}.",
     ),
+    _needs_folder("checkpoint_seconds"),
+    _needs_folder("keep_best"),
+    _excludes_moments("pipeline_stages"),
+    _excludes_moments("distribution"),
     Pair(
         "resume",
         FIT,

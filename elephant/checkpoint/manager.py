@@ -5,6 +5,7 @@
     folder/epoch-00000003.6f3a0c....state.npz     the arrays of the fit's state after three epochs
     folder/epoch-00000003.6f3a0c....result.npz    the model at the end, where callbacks have changed it then
     folder/epoch-00000003.6f3a0c....json          the manifest, written last: without it the others are nothing
+    folder/epoch-00000003.step-00000120.9d1c2b....json    and that of a state after 120 steps of the fourth epoch
 
 A name is never used twice, so nothing that is valid is ever written over.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import secrets
 import threading
 import zipfile
@@ -28,12 +30,14 @@ from elephant.checkpoint.state import (
     CheckpointManifest,
     FitState,
     StoredFile,
-    epochs_of,
     file_name,
     is_manifest,
     is_ours,
+    place_in_words,
+    place_of,
 )
-from elephant.errors import CheckpointError
+from elephant.errors import CheckpointError, ConfigurationError
+from elephant.kinds import named_metric
 from elephant.net.buffers import portable
 from elephant.net.work_queue import WorkQueue
 from elephant.storage.folder import DAMAGES, DamagedError, Folder, checksum
@@ -113,6 +117,7 @@ class SurveyedCheckpoint:
 
     name: str  # of its manifest
     epochs: int
+    step: int = 0  # of the next epoch
     finished: bool = False
     finite: bool = True
     num_bytes: int = 0  # of its arrays
@@ -125,6 +130,9 @@ class SurveyedCheckpoint:
 class CheckpointManager:
     """Writes and reads the checkpoints of one fit.
 
+    Args:
+        keep_best: A metric; see `elephant.kinds.METRIC`. The best epoch by it is kept; None keeps the last ones alone.
+
     Raises:
         CheckpointError: The folder cannot be listed.
     """
@@ -136,8 +144,10 @@ class CheckpointManager:
         option: str = "checkpointPath",
         unit: str = "epoch",
         again: str = "fit with resume=True",
+        keep_best: str | None = None,
     ) -> None:
         self._folder = folder
+        self._best = None if keep_best is None else named_metric(keep_best)
         self._title, self._unit, self._again = f"{option}={folder.url}", unit, again
         # What is here from the beginning, and what this store has written: anything else is another fit's.
         self._known = set(self._names())
@@ -168,19 +178,26 @@ class CheckpointManager:
             raise self._all_damaged(damaged)
         return manifests
 
-    def latest(self, note: Callable[[str], None] = logger.warning, *, epochs: int | None = None) -> Checkpoint | None:
-        """Returns the newest checkpoint whose files are whole; None when there is none at all.
+    def latest(
+        self,
+        note: Callable[[str], None] = logger.warning,
+        *,
+        epochs: int | None = None,
+        suits: Callable[[CheckpointManifest], bool] = lambda manifest: True,
+    ) -> Checkpoint | None:
+        """Returns the newest checkpoint whose files are whole, of those that suit; None when there is none at all.
 
         One whose model is not finite comes after those before it, unless nothing is left to train.
 
         Args:
             epochs: Asked for now; None for as many as the fit was asked for.
+            suits: Whether a fit can go on from one.
 
         Raises:
             CheckpointError: There are checkpoints, and all are damaged; or they cannot be read.
         """
         damaged: dict[str, DamagedError | FileNotFoundError] = {}
-        newest_first = list(self._readable(note).items())[::-1]
+        newest_first = [one for one in self._readable(note).items() if suits(one[1])][::-1]
         for name, manifest in sorted(newest_first, key=lambda one: not (one[1].finite or one[1].is_done(epochs))):
             try:
                 checkpoint = self._read(manifest, finished=manifest.is_done(epochs))
@@ -188,16 +205,16 @@ class CheckpointManager:
                 damaged[manifest.state.name] = error
                 self._damaged.add(name)
                 note(
-                    f"the checkpoint of {self._unit} {manifest.epochs} in {self.url} is damaged, and left out: {error}"
+                    f"the checkpoint of {self._words(*manifest.place)} in {self.url} is damaged, and left out: {error}"
                 )
                 continue
             except OSError as error:
                 raise self._unreadable(error) from error
             newest = newest_first[0][1]
-            if manifest.epochs < newest.epochs and not newest.finite:
+            if manifest.place < newest.place and not newest.finite:
                 note(
-                    f"the model of {self._unit} {newest.epochs} in {self.url} has NaN or infinite weights: that of "
-                    f"{self._unit} {manifest.epochs} is taken. Lower the learning rate, or clip gradients"
+                    f"the model of {self._words(*newest.place)} in {self.url} has NaN or infinite weights: that of "
+                    f"{self._words(*manifest.place)} is taken. Lower the learning rate, or clip gradients"
                 )
             self._last = (checkpoint.state, manifest)
             return checkpoint
@@ -213,7 +230,8 @@ class CheckpointManager:
         """
         manifests, damaged = self._surveyed()
         found = [
-            SurveyedCheckpoint(name=name, epochs=epochs_of(name), error=str(error)) for name, error in damaged.items()
+            SurveyedCheckpoint(name=name, epochs=place_of(name)[0], step=place_of(name)[1], error=str(error))
+            for name, error in damaged.items()
         ]
         for name, manifest in manifests.items():
             workers = manifest.facts.get("num_workers")
@@ -221,6 +239,7 @@ class CheckpointManager:
                 SurveyedCheckpoint(
                     name=name,
                     epochs=manifest.epochs,
+                    step=manifest.step,
                     finished=manifest.finished,
                     finite=manifest.finite,
                     num_bytes=sum(file.num_bytes for file in manifest.files),
@@ -230,7 +249,7 @@ class CheckpointManager:
                     manifest=manifest,
                 )
             )
-        return sorted(found, key=lambda one: one.epochs)
+        return sorted(found, key=lambda one: (one.epochs, one.step))
 
     def _damage_of(self, manifest: CheckpointManifest) -> str | None:
         try:
@@ -257,7 +276,7 @@ class CheckpointManager:
             raise self._unreadable(error) from error
 
     def save(self, state: FitState, *, finished: bool = False) -> None:
-        """Writes a checkpoint, and removes all but the last two.
+        """Writes a checkpoint, and removes all but the last two, the last of an epoch's end, and the best.
 
         Raises:
             CheckpointError: It cannot be written, and those before it are as they were; or another fit uses the folder.
@@ -275,35 +294,59 @@ class CheckpointManager:
         self._write(self._last[0], result, finished=True)
 
     def _write(self, state: FitState, result: Sequence[np.ndarray] | None, *, finished: bool) -> None:
-        writing = secrets.token_hex(8)
+        writing, place = secrets.token_hex(8), (state.epochs, state.step)
         try:
             self._require_own_files()
             before, damaged = self._surveyed()
             kept = None if self._last is None or self._last[0] is not state else self._last[1].state
             manifest = CheckpointManifest(
                 epochs=state.epochs,
+                step=state.step,
                 number=1 + max((one.number for one in before.values()), default=0),
-                state=kept or self._stored(file_name(state.epochs, writing, "state.npz"), state.arrays),
+                state=kept or self._stored(file_name(*place, writing, "state.npz"), state.arrays),
                 finished=finished,
                 history=state.history,
                 facts=state.facts,
                 finite=all(_is_finite(array) for array in state.variables),
             )
             if result is not None and not _are_equal(result, state.variables):
-                name = file_name(state.epochs, writing, "result.npz")
+                name = file_name(*place, writing, "result.npz")
                 arrays = dict(zip(state.variable_names, result, strict=True))
                 manifest = replace(manifest, result=self._stored(name, arrays))
-            content, name = manifest.to_bytes(), file_name(state.epochs, writing, "json")
+            content, name = manifest.to_bytes(), file_name(*place, writing, "json")
             self._add(name, lambda file: file.write(content))
         except OSError as error:
             self._remove_writing(writing)
             raise CheckpointError(
-                f"{self._title}: expected to write the checkpoint of {self._unit} {state.epochs}. Received: "
+                f"{self._title}: expected to write the checkpoint of {self._words(*place)}. Received: "
                 f"{type(error).__name__}: {error}. {self._what_is_left()} Make room or mount the folder again, and "
                 f"{self._again}."
             ) from error
         self._last, self._has_saved = (state, manifest), True
         self._prune({**before, name: manifest}, name, unreadable=bool(damaged))
+
+    def best_value(self, history: Mapping[str, Sequence[Any]]) -> float | None:
+        """Returns how good the last epoch of a history was, by the metric to keep the best of: more is better.
+
+        None where nothing tells: no best is kept, or the metric is no finite number there.
+        """
+        if self._best is None:
+            return None
+        name, more_is_better = self._best
+        value = (history.get(name) or [None])[-1]
+        if not isinstance(value, (int, float)) or not math.isfinite(value):
+            return None
+        return value if more_is_better else -value
+
+    def require_metric(self, state: FitState) -> None:
+        """Raises ConfigurationError where a state has epochs, and none has the metric to keep the best of."""
+        if self._best is not None and state.history and self._best[0] not in state.history:
+            raise ConfigurationError(
+                f"keepBest: expected a metric of the fit: {', '.join(state.history)}. Received: {self._best[0]!r}."
+            )
+
+    def _words(self, epochs: int, step: int) -> str:
+        return place_in_words(epochs, step, self._unit)
 
     def _stored(self, name: str, arrays: Mapping[str, np.ndarray]) -> StoredFile:
         sums: list[Summed] = []
@@ -322,6 +365,7 @@ class CheckpointManager:
     def _read(self, manifest: CheckpointManifest, *, finished: bool) -> Checkpoint:
         state = FitState(
             epochs=manifest.epochs,
+            step=manifest.step,
             history=manifest.history,
             arrays=self._arrays(manifest.state),
             facts=manifest.facts,
@@ -364,7 +408,7 @@ class CheckpointManager:
                 continue
             except OSError as error:
                 raise self._unreadable(error) from error
-        return dict(sorted(manifests.items(), key=lambda one: (one[1].epochs, one[1].number))), damaged
+        return dict(sorted(manifests.items(), key=lambda one: (*one[1].place, one[1].number))), damaged
 
     def _names(self) -> list[str]:
         try:
@@ -402,10 +446,16 @@ class CheckpointManager:
         """Removes all but the newest checkpoints, and what belongs to none: as far as the file system lets it."""
         whole = {name: one for name, one in manifests.items() if name not in self._damaged}
         # The later of two that share their state says more.
-        by_age = sorted(whole, key=lambda name: (whole[name].epochs, whole[name].number))
+        by_age = sorted(whole, key=lambda name: (*whole[name].place, whole[name].number))
         ordered = list({whole[name].state.name: name for name in by_age}.values())
+        at_ends = [name for name in ordered if not whole[name].step]
         # The one that was just written among them, though others were before it, which its fit has not gone on from.
         newest = [*(name for name in ordered[-CHECKPOINTS_TO_KEEP:] if name != written), written]
+        # Only from there can other workers go on, or others' rows.
+        newest += at_ends[-1:]
+        values = {name: self.best_value(whole[name].history) for name in at_ends}
+        scored = [name for name in at_ends if values[name] is not None]
+        newest += [max(scored, key=lambda name: (values[name], -whole[name].epochs))] if scored else []
         if not any(whole[name].finite for name in newest):
             # There is nothing to go on from in a model of NaN.
             newest += [name for name in ordered if whole[name].finite][-1:]
@@ -435,10 +485,10 @@ class CheckpointManager:
 
     def _what_is_left(self) -> str:
         try:
-            epochs = [epochs_of(name) for name in self._names() if is_manifest(name)]
+            places = [place_of(name) for name in self._names() if is_manifest(name)]
         except CheckpointError:
             return "The folder cannot be read either."
-        return f"That of {self._unit} {max(epochs)} is still there." if epochs else "There is none before it."
+        return f"That of {self._words(*max(places))} is still there." if places else "There is none before it."
 
     def _all_damaged(self, damaged: Mapping[str, Exception]) -> CheckpointError:
         name, error = next(iter(damaged.items()))
@@ -477,23 +527,33 @@ class CheckpointSink(Protocol):
 
 
 class CheckpointWriter:
-    """Writes what it is given in a thread of its own; where epochs are faster than the disk, the newest one counts.
+    """Writes what it is given in a thread of its own; where states come faster than the disk, the newest one counts.
 
-    Leaving its ``with`` block waits for what is being written.
+    The best one of those that wait is written too. Leaving its ``with`` block waits for what is being written.
     """
 
     def __init__(self, checkpoints: CheckpointManager) -> None:
         self._checkpoints = checkpoints
         self._lock = threading.Lock()
         self._newest_state: FitState | None = None
+        self._best_state: FitState | None = None
+        self._best_value = -math.inf
         self._error: CheckpointError | None = None
         self._queue = WorkQueue("elephant-checkpoints")
 
     def keep(self, state: FitState) -> None:
-        """Has a state written; returns at once."""
+        """Has a state written; returns at once.
+
+        Raises:
+            ConfigurationError: It lacks the metric to keep the best of.
+        """
+        self._checkpoints.require_metric(state)
+        value = None if state.step else self._checkpoints.best_value(state.history)
         with self._lock:
+            if value is not None and value > self._best_value:
+                self._best_state, self._best_value = state, value
             self._newest_state = state
-            self._queue.submit(self._save_newest)
+            self._queue.submit(self._save_waiting)
 
     def check(self) -> None:
         """Raises CheckpointError once when a state could not be written."""
@@ -514,13 +574,14 @@ class CheckpointWriter:
         if error is not None:
             raise error
 
-    def _save_newest(self) -> None:
+    def _save_waiting(self) -> None:
         with self._lock:
-            state, self._newest_state = self._newest_state, None
-        if state is not None:
-            error = self._failure_of(functools.partial(self._checkpoints.save, state))
-            with self._lock:
-                self._error = error or self._error
+            best, newest, self._best_state, self._newest_state = self._best_state, self._newest_state, None, None
+        for state in [best, newest] if best is not newest else [newest]:
+            if state is not None:
+                error = self._failure_of(functools.partial(self._checkpoints.save, state))
+                with self._lock:
+                    self._error = error or self._error
 
     def _failure_of(self, write: Callable[[], None]) -> CheckpointError | None:
         """Returns why something could not be written; file systems of others have errors of their own kinds."""

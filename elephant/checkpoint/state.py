@@ -17,7 +17,7 @@ from elephant.storage.folder import DAMAGES, DamagedError, sealed, unsealed
 # The first format has the model's variables by their places, model/0, model/1 and so on, and no names in its facts.
 FORMAT = 2
 _READABLE = (1, FORMAT)
-_NAME = re.compile(r"^epoch-(\d{8})\.([0-9a-f]{16})\.(json|state\.npz|result\.npz)$")
+_NAME = re.compile(r"^epoch-(\d{8})(?:\.step-(\d{8}))?\.([0-9a-f]{16})\.(json|state\.npz|result\.npz)$")
 
 # Others may change: workers, epochs, the size of batches, where rows are kept, how they travel.
 _FIXED = (
@@ -36,7 +36,7 @@ _FIXED = (
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FitState:
-    """A fit at the end of an epoch.
+    """A fit at the end of an epoch, or after some steps of the next one.
 
     >>> arrays = {"model/dense/bias": np.ones(2), "model/dense/kernel": np.zeros(3), "part/0/0": np.zeros(1)}
     >>> names = ["model/dense/kernel", "model/dense/bias"]
@@ -46,6 +46,8 @@ class FitState:
     """
 
     epochs: int
+    # of the epoch that has begun; of workers at their own pace, those of all of them together
+    step: int = 0
     # one number per epoch and metric, over all workers, of all of them
     history: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     # by path, see `elephant.modeling.variable_paths`; what has no path is called kind/0, kind/1 and so on
@@ -70,8 +72,17 @@ class FitState:
         return itertools.takewhile(self.arrays.__contains__, (f"{kind}/{place}" for place in itertools.count()))
 
     def without_arrays(self) -> FitState:
-        """Returns a copy without the arrays, for workers that only need the epoch."""
+        """Returns a copy without the arrays, for workers that only need to know where it is."""
         return replace(self, arrays={})
+
+
+def place_in_words(epochs: int, step: int, unit: str = "epoch") -> str:
+    """Returns where a state is, for the user.
+
+    >>> place_in_words(3, 0), place_in_words(3, 12)
+    ('epoch 3', 'epoch 3 and 12 steps')
+    """
+    return f"{unit} {epochs}" + (f" and {step} step{'s' * (step != 1)}" if step else "")
 
 
 def named(kind: str, arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
@@ -188,8 +199,9 @@ class CheckpointManifest:
     """
 
     epochs: int
-    number: int  # counts the checkpoints of a folder: of two of one epoch, the later one has the higher number
+    number: int  # counts the checkpoints of a folder: of two of one place, the later one has the higher number
     state: StoredFile
+    step: int = 0  # of the epoch that has begun
     # the model's variables at the end of the fit, where they are others than those of the state
     result: StoredFile | None = None
     finished: bool = False  # whether the fit has ended, and has nothing left to do
@@ -198,7 +210,8 @@ class CheckpointManifest:
     finite: bool = True  # whether the model has neither NaN nor infinity
 
     def __post_init__(self) -> None:
-        _require(_is_count(self.epochs) and _is_count(self.number), "epochs and number: expected counts")
+        counts = (self.epochs, self.step, self.number)
+        _require(all(map(_is_count, counts)), "epochs, step and number: expected counts")
         _require(all(isinstance(one, bool) for one in (self.finished, self.finite)), "expected booleans")
         _require(isinstance(self.facts, Mapping), "facts: expected an object")
         names = self.facts.get("variables", [])
@@ -207,6 +220,11 @@ class CheckpointManifest:
             isinstance(self.history, Mapping) and all(isinstance(one, (list, tuple)) for one in self.history.values()),
             "history: expected lists",
         )
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Epochs that are done, and steps of the next one."""
+        return self.epochs, self.step
 
     @property
     def files(self) -> list[StoredFile]:
@@ -249,9 +267,13 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def file_name(epochs: int, writing: str, kind: str) -> str:
-    """Returns the name of a file of a checkpoint."""
-    return f"epoch-{epochs:08d}.{writing}.{kind}"
+def file_name(epochs: int, step: int, writing: str, kind: str) -> str:
+    """Returns the name of a file of a checkpoint.
+
+    >>> file_name(3, 0, "0123456789abcdef", "json"), file_name(3, 12, "0123456789abcdef", "json")
+    ('epoch-00000003.0123456789abcdef.json', 'epoch-00000003.step-00000012.0123456789abcdef.json')
+    """
+    return f"epoch-{epochs:08d}.{f'step-{step:08d}.' if step else ''}{writing}.{kind}"
 
 
 def is_ours(name: str) -> bool:
@@ -268,9 +290,13 @@ def is_manifest(name: str) -> bool:
     return is_ours(name) and name.endswith(".json")
 
 
-def epochs_of(name: str) -> int:
-    """Returns the epochs that a file's name says."""
+def place_of(name: str) -> tuple[int, int]:
+    """Returns the epochs that a file's name says, and the steps of the next one.
+
+    >>> place_of("epoch-00000003.step-00000012.0123456789abcdef.json")
+    (3, 12)
+    """
     match = _NAME.match(name)
     if match is None:
         raise ValueError(f"{name!r} is no file of a checkpoint")
-    return int(match[1])
+    return int(match[1]), int(match[2] or 0)

@@ -26,9 +26,9 @@ PLACE = (
 )
 # What is trained here is measured and thrown away.
 _OF_WHOLE_FITS = {
-    "output", "saveMode", "numWorkers", "epochs", "stepsPerEpoch", "checkpointPath", "checkpointEpochs", "resume",
-    "maxRestarts", "validationFraction", "validationIndicatorCol", "callbacks", "driverCallbacks", "eventsPath",
-    "verbose",
+    "output", "saveMode", "numWorkers", "epochs", "stepsPerEpoch", "checkpointPath", "checkpointEpochs",
+    "checkpointSeconds", "keepBest", "resume", "maxRestarts", "validationFraction", "validationIndicatorCol",
+    "callbacks", "driverCallbacks", "eventsPath", "verbose",
 }  # fmt: skip
 
 

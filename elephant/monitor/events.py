@@ -315,6 +315,7 @@ class StateSaved(Event):
     history: dict[str, Any]  # one number per epoch and metric
     facts: dict[str, Any]
     names: Sequence[str]
+    step: int = 0
     arrays: Sequence[np.ndarray] = field(default=(), compare=False)  # type: ignore[misc]
 
     @property
@@ -327,6 +328,7 @@ class StateSaved(Event):
         return cls(
             rank=rank,
             epochs=state.epochs,
+            step=state.step,
             history=dict(state.history),
             facts=dict(state.facts),
             names=list(state.arrays),
@@ -337,7 +339,7 @@ class StateSaved(Event):
     def state(self) -> FitState:
         """The state that it carries."""
         arrays = dict(zip(self.names, self.arrays, strict=True))
-        return FitState(epochs=self.epochs, history=self.history, arrays=arrays, facts=self.facts)
+        return FitState(epochs=self.epochs, step=self.step, history=self.history, arrays=arrays, facts=self.facts)
 
 
 @dataclass(frozen=True, kw_only=True)

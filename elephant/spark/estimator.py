@@ -173,6 +173,9 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         mixedPrecision: Whether workers compute in 16 bits where the model's layers leave that open.
         checkpointPath: A folder for checkpoints of the fit, on any file system that Spark or fsspec reaches.
         checkpointEpochs: Epochs between two checkpoints.
+        checkpointSeconds: Seconds between two checkpoints, wherever in an epoch they fall; None makes them at ends of
+            epochs alone.
+        keepBest: A metric, such as ``"val_loss"``: the checkpoint of the best epoch by it is kept beside the last two.
         resume: Whether to go on from the last checkpoint in checkpointPath, where there is one.
         maxRestarts: How often a fit that lost a worker is started again, from its last checkpoint.
         timeouts: How long waits may last: `elephant.config.Timeouts`, or seconds by its names.
@@ -259,6 +262,8 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         mixedPrecision: bool = False,
         checkpointPath: str | os.PathLike[str] | None = None,
         checkpointEpochs: int = 1,
+        checkpointSeconds: float | None = None,
+        keepBest: str | None = None,
         resume: bool = False,
         maxRestarts: int = 0,
         timeouts: Timeouts | Mapping[str, float] | None = None,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from elephant.checkpoint.manager import Checkpoint, CheckpointManager, CheckpointWriter
-from elephant.checkpoint.state import changes_of, joined, require_same_fit
+from elephant.checkpoint.state import changes_of, joined, place_in_words, require_same_fit
 from elephant.cluster.addresses import driver_addresses
 from elephant.cluster.checks.preflight import Requirements, preflight_checked
 from elephant.cluster.gpu_plan import ResourcePlan
@@ -167,13 +167,14 @@ def open_checkpoints(session: SparkSession, config: FitConfig) -> CheckpointMana
     """
     if config.checkpoint_path is None:
         return None
-    checkpoints = CheckpointManager(checkpoint_folder(session, config.checkpoint_path))
+    folder = checkpoint_folder(session, config.checkpoint_path)
+    checkpoints = CheckpointManager(folder, keep_best=config.keep_best)
     manifests = checkpoints.manifests()
     if manifests and not config.resume:
         raise ConfigurationError(
             f"checkpointPath: expected a folder without checkpoints. Received: {config.checkpoint_path}, which has one "
-            f"of epoch {manifests[-1].epochs}. Pass resume=True to go on from there, or give the fit another folder, "
-            "or remove this one."
+            f"of {place_in_words(*manifests[-1].place)}. Pass resume=True to go on from there, or give the fit another "
+            "folder, or remove this one."
         )
     if manifests:
         require_same_fit(options_of_fit(manifests[-1].facts, config.checkpoint_path), config, config.checkpoint_path)
