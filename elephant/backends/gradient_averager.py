@@ -6,6 +6,7 @@ them. Gradients that were found to be sums over rows, as of a loss that is not r
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
@@ -26,6 +27,7 @@ from elephant.compression import reduction_for
 from elephant.net.buffers import RotatingBuffers
 from elephant.net.work_queue import WorkQueue
 
+logger = logging.getLogger(__name__)
 # An optimizer's id and a variable's: of that gradient.
 Name = tuple[int, int]
 # Takes gradients, as a framework has them, and their variables, before an optimizer with this id would apply them.
@@ -117,6 +119,8 @@ class GradientAverager:
         # Steps may not tell their names: gradients of which ranks have had slices of other places.
         self._named_by_batch: set[Name | None] = set()
         self.error: BaseException | None = None
+        # What groups that are still to be made are to remember.
+        self._remembered: list[np.ndarray] = []
 
     def bind(self, communicator: Communicator, share: Callable[[], float], stop: StopSignal) -> None:
         """Connects it to ranks that were not known when it was made, without compression, for small gradients."""
@@ -139,7 +143,9 @@ class GradientAverager:
         """
         key = (owner, *((tuple(shape), np.dtype(dtype).name) for shape, dtype in specs), *names)
         if key not in self._groups:
-            self._groups[key] = GradientGroup(self, specs, names or [None] * len(specs))
+            self._groups[key] = group = GradientGroup(self, specs, names or [None] * len(specs))
+            given_back = give_back(group.memory, self._remembered)
+            self._remembered = self._remembered[given_back:]
         return self._groups[key]
 
     def flagged_group(self, owner: Hashable, specs: Sequence[Spec], names: Sequence[Name | None] = ()) -> GradientGroup:
@@ -233,6 +239,15 @@ class GradientAverager:
 
         return noting
 
+    @property
+    def memory(self) -> list[np.ndarray]:
+        """What compression keeps from one step to the next, in the order in which gradients were first averaged."""
+        return [array for group in self._groups.values() for array in group.memory]
+
+    def remember(self, memory: Sequence[np.ndarray]) -> None:
+        """Gives compression back what it kept, as far as it is of this form; before the first step."""
+        self._remembered = list(memory)
+
     def close(self) -> None:
         """Ends the thread that exchanges gradients in the background, and the kernel."""
         self.exchange.close()
@@ -264,6 +279,11 @@ class GradientGroup:
         self._are_agreed = False
         self._filled_buffers: list[FusedBuffer] = []
         self._weight = self._waited_s = 0.0
+
+    @property
+    def memory(self) -> list[np.ndarray]:
+        """What compression keeps from one step to the next."""
+        return [array for bucket in self.buckets for array in bucket.memory]
 
     def average(self, gradients: Sequence[np.ndarray], release: Callable[[], object] = int) -> list[np.ndarray]:
         """Returns the averages of all gradients; see ``submit`` and ``wait``. Buckets that have left are left out."""
@@ -326,9 +346,27 @@ class _Bucket:
         self.is_large = first.nbytes > _WORTH_RELEASING
         self._reduction = reduction_for(compression, first.float32_slices)
 
+    @property
+    def memory(self) -> list[np.ndarray]:
+        """What compression keeps from one step to the next."""
+        return self._reduction.memory
+
     def reduce(self, buffer: FusedBuffer, communicator: Communicator) -> None:
         """Sums a buffer over all ranks, in place."""
         buffer.allreduce(communicator, lambda flat: self._reduction.reduce_(flat, communicator))
+
+
+def give_back(memory: Sequence[np.ndarray], kept: Sequence[np.ndarray]) -> int:
+    """Writes what was kept of compression to where it is kept; returns how many arrays that were.
+
+    Where a link was found to be another one than before, buckets are others: then the memory begins anew.
+    """
+    fits = [array.shape for array in memory] == [array.shape for array in kept[: len(memory)]]
+    for array, value in zip(memory, kept, strict=False) if fits else ():
+        array[...] = value
+    if not fits and kept:
+        logger.warning("what compression had kept is of other gradients, and begins anew.")
+    return len(memory)
 
 
 def _flag_dtype(compression: str | None) -> np.dtype[Any]:

@@ -53,6 +53,11 @@ class Codec(ABC):
             out: Float32 of shape (count,).
         """
 
+    @property
+    def memory(self) -> list[np.ndarray]:
+        """What it keeps from one operation to the next, to read and to write to; nothing, in most."""
+        return []
+
     def encode_keeping(self, values: np.ndarray, out: np.ndarray, lost: np.ndarray, *, offset: int) -> None:
         """Encodes as ``encode`` does, and writes what ``decode`` will be short of.
 
@@ -96,6 +101,10 @@ class ErrorFeedback(Codec):
         self._codec = codec
         self._memory = np.zeros(count, np.float32)
         self._wanted = np.empty(BLOCK_VALUES, np.float32)
+
+    @property
+    def memory(self) -> list[np.ndarray]:
+        return [self._memory]
 
     def encoded_bytes(self, count: int) -> int:
         return sum(self._codec.encoded_bytes(block.stop - block.start) for block in blocks(count))
@@ -207,6 +216,11 @@ class GradientReducer(ABC):
     def __init__(self, slices: Slices) -> None:
         self._count = num_values(slices)
 
+    @property
+    def memory(self) -> list[np.ndarray]:
+        """What it keeps from one step to the next, to read and to write to between two of them; nothing, in most."""
+        return []
+
     def reduce_(self, flat: np.ndarray, exchange: Exchange) -> None:
         """Replaces the array, on every rank, by the sum over all ranks, to the same bits on all.
 
@@ -251,6 +265,10 @@ class Encoded(GradientReducer):
     def __init__(self, slices: Slices, codec: Codec) -> None:
         super().__init__(slices)
         self._codec = codec
+
+    @property
+    def memory(self) -> list[np.ndarray]:
+        return self._codec.memory
 
     def _reduce(self, flat: np.ndarray, exchange: Exchange) -> None:
         exchange.allreduce_(flat[: self._count], codec=self._codec)

@@ -71,7 +71,7 @@ class PowerSGD(GradientReducer):
             kept = min(rank, rows, columns)
             if (rows + columns) * kept < rows * columns:
                 first = generator.standard_normal((kept, columns), np.float32)
-                self._matrices.append(_Matrix(span, (rows, columns), first, first))
+                self._matrices.append(_Matrix(span, (rows, columns), first, first.copy()))
             else:
                 self._plain.append(span)
         self._memory = np.zeros(self._count, np.float32)
@@ -86,7 +86,11 @@ class PowerSGD(GradientReducer):
             return
         for matrix, rows, columns in zip(self._matrices, left, right, strict=True):
             add_outer_products(rows, columns, matrix.of(flat))
-            matrix.start = _next_start(columns, matrix.first)
+            matrix.start[:] = _next_start(columns, matrix.first)
+
+    @property
+    def memory(self) -> list[np.ndarray]:
+        return [self._memory, *(matrix.start for matrix in self._matrices)]
 
     def _reduce_left(self, flat: np.ndarray, exchange: Exchange) -> list[np.ndarray]:
         """Sums the left factors, of shape (rank, rows), in one operation with all that travels as it is.
@@ -121,7 +125,7 @@ class PowerSGD(GradientReducer):
         self._memory.fill(0)
         for matrix in self._matrices:
             matrix.of(flat).fill(np.nan)
-            matrix.start = matrix.first
+            matrix.start[:] = matrix.first
 
 
 def orthonormal(vectors: np.ndarray) -> np.ndarray:

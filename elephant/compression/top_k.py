@@ -38,7 +38,12 @@ class TopK(GradientReducer):
         super().__init__(slices)
         self._keep = math.ceil(ratio * self._count)
         self._memory = np.zeros(self._count, np.float32)
-        self._step = 0
+        # How many steps there have been.
+        self._step = np.zeros(1, np.int64)
+
+    @property
+    def memory(self) -> list[np.ndarray]:
+        return [self._memory, self._step]
 
     def _reduce(self, flat: np.ndarray, exchange: Exchange) -> None:
         gradient = flat[: self._count]
@@ -71,7 +76,7 @@ class TopK(GradientReducer):
         Values of zero are never worth sending.
         """
         stride = max(1, self._count // _SAMPLE_VALUES) | 1
-        start = self._step % stride
+        start = int(self._step[0]) % stride
         self._step += 1
         sample = np.abs(gradient[start::stride] + self._memory[start::stride])
         sample = sample[np.isfinite(sample)]

@@ -361,20 +361,25 @@ def _bytes_of(values: Values) -> int:
 
 
 def content_order(shard: Shard) -> np.ndarray:
-    """Returns the positions of a shard's rows, ordered by a hash of what they hold.
+    """Returns the positions of a shard's rows, ordered by a hash of what they hold."""
+    return np.argsort(content_hashes(shard), kind="stable")
+
+
+def content_hashes(shard: Shard) -> np.ndarray:
+    """Returns `row_hashes` of a shard's rows, in their order.
 
     Args:
         shard: The rows. They are read once, some megabytes at a time.
     """
     if shard.num_rows == 0:
-        return np.empty(0, np.int64)
+        return np.empty(0, np.uint64)
     length = max(_BLOCK_BYTES * shard.num_rows // max(shard.num_bytes, 1), 1)
     hashes = np.empty(shard.num_rows, np.uint64)
     for start in range(0, shard.num_rows, length):
         stop = min(start + length, shard.num_rows)
         hashes[start:stop] = row_hashes(list(shard.take(np.arange(start, stop))), stop - start)
         shard.forget()
-    return np.argsort(hashes, kind="stable")
+    return hashes
 
 
 def row_hashes(columns: list[Values], num_rows: int) -> np.ndarray:

@@ -10,7 +10,7 @@ import contextlib
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,6 +37,7 @@ from elephant.monitor.events import (
     RankGone,
     RankSilent,
     Started,
+    StateArrays,
     StateSaved,
     TaskSilent,
 )
@@ -124,6 +125,8 @@ class Coordinator:
         self.policy = policy
         self._checkpoint_writer = checkpoint_writer
         self._complete_at: float | None = None
+        # A state of which arrays are still to come, those of the driver, and those that have come.
+        self._state_coming: tuple[StateSaved, Mapping[str, np.ndarray], list[np.ndarray]] | None = None
         self._lost_at: float | None = None
         self._gave_up = False
         self._num_noted = 0
@@ -216,9 +219,30 @@ class Coordinator:
         event = self._events.next_event(timeout_s)
         if event is None:
             return False
-        self._add(event)
-        self._progress.show(event)
+        if (whole := self._whole(event)) is not None:
+            self._add(whole)
+            self._progress.show(whole)
         return True
+
+    def _whole(self, event: Event) -> Event | None:
+        """Returns an event with all that belongs to it; None where more of it is to come."""
+        if isinstance(event, StateSaved):
+            # What the driver knows is of now: when the last array is here, ranks may be epochs further on.
+            state = self.policy.completed(event.state)
+            event = replace(event, facts=dict(state.facts), names=[*event.names, *(state.arrays.keys() - event.names)])
+            self._state_coming = (event, state.arrays, [])
+            return self._whole(StateArrays(rank=event.rank, arrays=event.arrays))
+        if not isinstance(event, StateArrays):
+            return event
+        if self._state_coming is None:
+            return None
+        saved, of_driver, arrays = self._state_coming
+        arrays += event.arrays
+        named = {**dict(zip(saved.names, arrays, strict=False)), **of_driver}
+        if named.keys() < {*saved.names}:
+            return None
+        self._state_coming = None
+        return replace(saved, follow=False, arrays=[named[name] for name in saved.names])
 
     def _add(self, event: Event) -> None:
         if isinstance(event, Started) and event.note and event.note not in self.record.notes:
@@ -227,7 +251,7 @@ class Coordinator:
         if isinstance(event, Finished) and self.policy.is_complete(self.record):
             self._complete_at = time.monotonic()
         elif isinstance(event, StateSaved) and self._checkpoint_writer is not None:
-            self._checkpoint_writer.keep(self.policy.completed(event.state))
+            self._checkpoint_writer.keep(event.state)
         elif isinstance(event, _LOSSES):
             self._note_loss()
 

@@ -14,6 +14,7 @@ for callbacks that run on the driver (`ChannelClient.await_callbacks`).
 from __future__ import annotations
 
 import contextlib
+import functools
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -63,6 +64,7 @@ from elephant.net.deadline import Deadline
 from elephant.net.frames import Limits, Message, require
 from elephant.net.server import Server
 from elephant.net.stream import Listener, Stream, connect, send_to_all
+from elephant.net.work_queue import WorkQueue
 
 MET = "Met"
 # An answer may hold what a thousand tasks with eight GPUs each tell.
@@ -321,6 +323,8 @@ class ChannelClient:
         # What this end waits for, which is one thing at a time; None when the connection has ended.
         self._received: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._ended = threading.Event()
+        # Sends the arrays of states, and how many parts of the last one are left.
+        self._sending, self._unsent = WorkQueue(f"elephant-state-{rank}"), 0
         self._closing = False
         self._heart = threading.Thread(target=self._beat, name=f"elephant-heartbeat-{rank}", daemon=True)
         self._heart.start()
@@ -369,11 +373,26 @@ class ChannelClient:
         self.send(StopRequested(rank=self._rank))
 
     def keep(self, state: FitState) -> None:
-        """Sends the state of the fit."""
-        self.send(StateSaved.of(state, rank=self._rank), timeout_s=_RESULT_TIMEOUT_S)
+        """Tells of the fit's state, and sends its arrays beside what goes on; waits for those of the last one."""
+        self._sending.wait()
+        saved, *parts = StateSaved.of(state, rank=self._rank).in_parts()
+        self.send(saved)
+        self._unsent = len(parts)
+        for part in parts:
+            self._sending.submit(functools.partial(self._send_part, part))
+
+    def _send_part(self, part: Event) -> None:
+        self.send(part, timeout_s=_RESULT_TIMEOUT_S)
+        self._unsent -= 1
+
+    @property
+    def is_free(self) -> bool:
+        """True if all arrays of the last state have been sent."""
+        return self._unsent == 0
 
     def result(self, variables: Sequence[np.ndarray], rows: RowSpec) -> None:
         """Sends the trained variables."""
+        self._sending.wait()
         arrays = tuple(portable(variable) for variable in variables)
         self.send(TrainingFinished(rank=self._rank, rows=rows.to_json(), arrays=arrays), timeout_s=_RESULT_TIMEOUT_S)
 
@@ -416,6 +435,7 @@ class ChannelClient:
         Raises:
             NetworkError: The driver is gone, or does not answer.
         """
+        self._sending.wait()
         self.send(Finished(rank=self._rank))
         ended = self._ended.wait(_RESULT_TIMEOUT_S)
         self.hang_up()
@@ -432,6 +452,7 @@ class ChannelClient:
         """Ends the connection, and waits for nothing."""
         self._closing = True
         self._stream.abort()
+        self._sending.close()
         self._heart.join(timeout=5.0)
 
     def __enter__(self) -> ChannelClient:

@@ -21,6 +21,8 @@ from elephant.net.frames import HEADER_BYTES, Limits, Message, decode, decode_he
 
 # One event may be so large, because a trained model is one. Its sender has shown that it belongs to the run.
 LIMITS = Limits(max_manifest_bytes=16 * 2**20, max_payload_bytes=64 * 2**30)
+# What is sent beside training goes in parts, between which other events go.
+_PART_BYTES = 4 << 20
 
 
 class Logged(enum.Enum):
@@ -316,11 +318,12 @@ class StateSaved(Event):
     facts: dict[str, Any]
     names: Sequence[str]
     step: int = 0
+    follow: bool = False  # whether the arrays come in events of their own
     arrays: Sequence[np.ndarray] = field(default=(), compare=False)  # type: ignore[misc]
 
     @property
     def num_arrays(self) -> int | None:
-        return len(self.names)
+        return 0 if self.follow else len(self.names)
 
     @classmethod
     def of(cls, state: FitState, *, rank: int) -> StateSaved:
@@ -338,8 +341,27 @@ class StateSaved(Event):
     @property
     def state(self) -> FitState:
         """The state that it carries."""
-        arrays = dict(zip(self.names, self.arrays, strict=True))
+        arrays = dict(zip(self.names, self.arrays, strict=not self.follow))
         return FitState(epochs=self.epochs, step=self.step, history=self.history, arrays=arrays, facts=self.facts)
+
+    def in_parts(self) -> Iterator[Event]:
+        """Yields this event without the arrays, and these in events of some megabytes, so that others come between."""
+        yield replace(self, follow=True, arrays=())
+        part: list[np.ndarray] = []
+        for array in self.arrays:
+            part.append(array)
+            if sum(one.nbytes for one in part) >= _PART_BYTES:
+                yield StateArrays(rank=self.rank, arrays=part)
+                part = []
+        if part:
+            yield StateArrays(rank=self.rank, arrays=part)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateArrays(Event):
+    """The next arrays of the state that rank 0 has told of last."""
+
+    arrays: Sequence[np.ndarray] = field(default=(), compare=False)  # type: ignore[misc]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,14 +6,17 @@ and a method ``set_state(state)``, which is called after its ``on_train_begin``.
 
 All ranks have the same weights then, and the same optimizer state where they exchange gradients: rank 0's is
 kept. What is each rank's own is kept by rank: the random generators of its model, and, where ranks train
-alone between two averages, the state of its optimizer. What callbacks remember is rank 0's.
+alone between two averages, the state of its optimizer; within an epoch also the sums of its metrics, what its layers
+have learned without a gradient, and which rows it has; and what compression has left over. What callbacks remember is
+rank 0's.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import keras
@@ -25,7 +28,7 @@ from elephant.checkpoint.manager import Checkpoint
 from elephant.checkpoint.state import FitState, identity_of, is_saved, joined, named, require_same_optimizers
 from elephant.collective.communicator import Communicator
 from elephant.data.schema import RowSpec
-from elephant.errors import ConfigurationError
+from elephant.errors import ConfigurationError, RowsMovedError
 from elephant.modeling.variable_paths import (
     MODEL,
     SCALE,
@@ -41,12 +44,17 @@ from elephant.modeling.variable_paths import (
 from elephant.modeling.variables import (
     OF_CHECKPOINT,
     build_variables,
+    metric_variables,
+    moving_statistics,
     optimizer_names,
     optimizers_of,
     rated_optimizers,
     read_values,
     shared_generator,
 )
+from elephant.net.buffers import portable
+from elephant.rank.callbacks.checkpoint_moments import CheckpointMoments
+from elephant.rank.callbacks.rank_callbacks import IdleSteps
 from elephant.rank.callbacks.shared_state import assign, read
 from elephant.rank.job import TrainingJob, as_numbers
 from elephant.training.warmup import LearningRateWarmup
@@ -167,15 +175,48 @@ def _given_back(kept: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> An
 class StateReporter(Protocol):
     """Reporter of the fit's state, on rank 0."""
 
+    @property
+    def is_free(self) -> bool:
+        """True if no state that was kept is still on its way."""
+
     def keep(self, state: FitState) -> None:
         """A state that is to be kept."""
 
 
+class Compressing(Protocol):
+    """What keeps in memory what compression has left over."""
+
+    @property
+    def memory(self) -> list[np.ndarray]:
+        """The arrays, to read."""
+
+    def remember(self, memory: Sequence[np.ndarray]) -> None:
+        """Gives it arrays that it had; before it compresses."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateWithin:
+    """What of a rank is its own within an epoch, besides its model's variables.
+
+    Args:
+        moments: When there is to be a state.
+        idle: Undoes what steps without rows did; None where this rank has rows in all steps.
+        compressing: None where nothing is compressed.
+        rows: Digest of the rank's rows, int64 of shape (2,); see `elephant.rank.input.feed.BatchFeed`.
+    """
+
+    moments: CheckpointMoments
+    idle: IdleSteps | None
+    compressing: Compressing | None
+    rows: np.ndarray
+
+
 class CheckpointCallback(keras.callbacks.Callback):
-    """Has the state of the fit kept every few epochs, and gives it back when a fit goes on; the last callback of all.
+    """Has the state of the fit kept every few epochs or seconds, and gives it back when a fit goes on; the last of all.
 
     Args:
         reporter: Told of every state by rank 0.
+        within: What is kept within an epoch; None keeps states of ends of epochs alone.
     """
 
     def __init__(
@@ -186,20 +227,38 @@ class CheckpointCallback(keras.callbacks.Callback):
         *,
         own: Sequence[keras.callbacks.Callback],
         rows: RowSpec,
+        within: StateWithin | None = None,
     ) -> None:
         super().__init__()
         self._job = job
+        self._within = within
         self._communicator = communicator
         self._reporter = reporter
         self._own = {id(callback) for callback in own}
         self._rows = rows
         self._history: dict[str, list[Any]] = {} if job.state is None else joined(job.state.history, {})
         self._generator = None if job.state is None else job.state.arrays.get(f"generator/{communicator.rank}")
+        self._epoch = job.first_epoch
+        if job.state is not None and within is not None and within.compressing is not None:
+            within.compressing.remember(job.state.group(f"compressed/{communicator.rank}"))
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        state = self._job.state
-        if state is None:
-            return
+        if self._job.state is not None and not self._job.state.step:
+            self._give_back(self._job.state)
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._epoch, state = epoch, self._job.state
+        if state is not None and (epoch, 0) < self._job.first:
+            # The epoch had begun for those who remember, and Keras has set the sums of metrics back.
+            self._give_back(state)
+            for variable, value in zip(
+                metric_variables(self.model), state.group(f"metric/{self._communicator.rank}"), strict=True
+            ):
+                variable.assign(value)
+        if self._within is not None:
+            self._within.moments.begin_epoch()
+
+    def _give_back(self, state: FitState) -> None:
         pairs = zip(self._job.callbacks, state.facts["callbacks"], strict=False)
         restore_states([pair for pair in pairs if id(pair[0]) in self._own], state.arrays)
         # Callbacks have begun as if training did: some change the learning rate then.
@@ -213,17 +272,36 @@ class CheckpointCallback(keras.callbacks.Callback):
             current().restore_generator(self._generator)
             self._generator = None
 
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        within, done = self._within, batch + 1
+        # Not ``self.model``, which on JAX puts the state of every step back into the variables.
+        if within is None or self._model.stop_training or not within.moments.is_due(done, is_free=self._is_free):
+            return
+        if within.idle is not None:
+            within.idle.put_back()
+        self._keep(self._epoch, done, stopped=False)
+
+    @property
+    def _is_free(self) -> bool:
+        return self._communicator.rank != 0 or self._reporter.is_free
+
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         done = epoch + 1
         self._history = joined(self._history, {name: [value] for name, value in as_numbers(logs).items()})
-        stopped = bool(self.model.stop_training)
-        if not is_saved(done, self._job.config, stopped=stopped):
-            return
-        own = own_arrays(self.model, self._job, self._communicator)
-        if self._communicator.rank == 0:
-            self._reporter.keep(self._state(done, own, stopped))
+        stopped, within = bool(self.model.stop_training), self._within
+        is_due = within is not None and within.moments.is_due_at_end()
+        if is_due or is_saved(done, self._job.config, stopped=stopped):
+            self._keep(done, 0, stopped=stopped)
 
-    def _state(self, done: int, own: Arrays, stopped: bool) -> FitState:
+    def _keep(self, epochs: int, step: int, *, stopped: bool) -> None:
+        """Has the state after so many steps of an epoch kept; all ranks call it."""
+        own = own_arrays(self.model, self._job, self._communicator, self._within, is_within=step > 0)
+        if self._communicator.rank == 0:
+            self._reporter.keep(self._state(epochs, step, own, stopped))
+        if self._within is not None:
+            self._within.moments.kept()
+
+    def _state(self, epochs: int, step: int, own: Arrays, stopped: bool) -> FitState:
         states, of_callbacks = states_of(self._job.callbacks)
         arrays = {**read_state(self.model), **own, **of_callbacks}
         arrays |= named("outside", [read(variable) for variable in self._job.outside])
@@ -237,11 +315,23 @@ class CheckpointCallback(keras.callbacks.Callback):
             "callbacks": states,
             "optimizers": [_updated(self.model, optimizer) for optimizer in optimizers_of(self.model)[1:]],
         }
-        return FitState(epochs=done, history=self._history, arrays=arrays, facts=facts)
+        return FitState(epochs=epochs, step=step, history=self._history, arrays=arrays, facts=facts)
 
 
-def own_arrays(model: keras.Model, job: TrainingJob, communicator: Communicator) -> Arrays:
-    """Gathers each rank's own arrays, by rank; all ranks call it, and rank 0 gets the whole."""
+def own_arrays(
+    model: keras.Model,
+    job: TrainingJob,
+    communicator: Communicator,
+    within: StateWithin | None = None,
+    *,
+    is_within: bool = False,
+) -> Arrays:
+    """Gathers each rank's own arrays, by rank; all ranks call it, and rank 0 gets the whole.
+
+    Args:
+        within: What they have of their own besides the model.
+        is_within: Whether the state is one within an epoch.
+    """
     arrays: Arrays = {}
     names = [*generator_paths(model), _SHARED]
     drawn = communicator.allgather(read_generators(_generators(model).values()))
@@ -252,16 +342,47 @@ def own_arrays(model: keras.Model, job: TrainingJob, communicator: Communicator)
     for rank, of_framework in enumerate(communicator.allgather(current().generator_state())):
         if len(of_framework):
             arrays[f"generator/{rank}"] = np.array(of_framework)
+    own: dict[str, Arrays] = {}
     if not job.config.averages_gradients and communicator.world_size > 1:
-        paths = _optimizer_paths(model)
-        own = read_values(paths.values())
-        if communicator.rank != 0:
-            communicator.send(own, dst=0)
-        else:
-            for rank in range(communicator.world_size):
-                values = communicator.recv(rank) if rank else own
-                arrays |= {f"local/{rank}/{path}": np.array(one) for path, one in zip(paths, values, strict=True)}
-    return arrays
+        own["local"] = _read(_optimizer_paths(model))
+    if within is not None and within.compressing is not None:
+        own["compressed"] = {str(place): np.array(one) for place, one in enumerate(within.compressing.memory)}
+    if within is not None and is_within:
+        own["moving"] = _read(_moving_paths(model))
+        own["metric"] = {str(place): one for place, one in enumerate(read_values(metric_variables(model)))}
+        own["rows"] = {"0": within.rows}
+    return arrays | _by_rank(own, communicator)
+
+
+def _read(variables: Mapping[str, keras.Variable]) -> Arrays:
+    return dict(zip(variables, read_values(variables.values()), strict=True))
+
+
+def _by_rank(own: Mapping[str, Arrays], communicator: Communicator) -> Arrays:
+    """Returns on rank 0 the arrays of all ranks as kind/rank/name; on others nothing.
+
+    Args:
+        own: Arrays by name, by kind: the same kinds on all ranks.
+    """
+    if not own:
+        return {}
+    named_arrays = {(kind, name): array for kind, arrays in own.items() for name, array in arrays.items()}
+    if communicator.rank:
+        names = np.frombuffer(json.dumps([*named_arrays]).encode(), np.uint8)
+        communicator.send([names, *map(portable, named_arrays.values())], dst=0)
+        return {}
+    found = {f"{kind}/0/{name}": array for (kind, name), array in named_arrays.items()}
+    for rank in range(1, communicator.world_size):
+        names, *arrays = communicator.recv(rank)
+        for (kind, name), array in zip(json.loads(names.tobytes()), arrays, strict=True):
+            found[f"{kind}/{rank}/{name}"] = np.array(array)
+    return found
+
+
+def _moving_paths(model: keras.Model) -> dict[str, keras.Variable]:
+    """Returns what layers learn without a gradient by path: of each rank's own rows, until the end of an epoch."""
+    own = {id(variable) for variable in moving_statistics(model)}
+    return {path: variable for path, variable in state_paths(model).items() if id(variable) in own}
 
 
 def restore(model: keras.Model, job: TrainingJob, communicator: Communicator) -> None:
@@ -279,7 +400,9 @@ def restore(model: keras.Model, job: TrainingJob, communicator: Communicator) ->
     state = by_path(job.state, model, communicator.rank)
     # What had not taken a step has nothing that goes on.
     begun_anew = tuple(optimizer_prefix(number) for number, places in enumerate(updated, 1) if not places)
-    assign_state(state_paths(model), state.arrays, remedy=OF_CHECKPOINT, partly=begun_anew)
+    moving = {path: state.arrays.get(f"moving/{communicator.rank}/{path}") for path in _moving_paths(model)}
+    arrays = {**state.arrays, **{path: value for path, value in moving.items() if value is not None}}
+    assign_state(state_paths(model), arrays, remedy=OF_CHECKPOINT, partly=begun_anew)
     restore_optimizers(model, state, job, communicator)
     # A rank that there was not before has been seeded as any new one is.
     prefix = f"random/{communicator.rank}/"
@@ -288,6 +411,22 @@ def restore(model: keras.Model, job: TrainingJob, communicator: Communicator) ->
     for name, variable in _generators(model).items():
         if (numbers := state.arrays.get(prefix + name)) is not None:
             variable.assign(numbers.astype(variable.dtype))
+
+
+def require_same_rows(job: TrainingJob, digest: np.ndarray, rank: int) -> None:
+    """Raises RowsMovedError where a fit that is to go on within an epoch has other rows than it had on this rank.
+
+    Some rows would be trained on twice in the epoch, and others not at all.
+    """
+    if job.state is None or not job.state.step:
+        return
+    kept = job.state.arrays.get(f"rows/{rank}/0")
+    if kept is None or not np.array_equal(kept, digest):
+        raise RowsMovedError(
+            f"expected the rows that rank {rank} had in the first {job.state.step} steps of the epoch"
+            + ("" if kept is None else f", which were {kept[0]:,}")
+            + f". Received: others, which are {digest[0]:,}."
+        )
 
 
 def assign_checkpoint(model: keras.Model, checkpoint: Checkpoint) -> None:

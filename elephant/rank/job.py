@@ -117,6 +117,12 @@ class TrainingJob:
         return 0 if self.state is None else self.state.epochs
 
     @property
+    def first(self) -> tuple[int, int]:
+        """Epoch and step to begin with, from zero; workers at their own pace ask their servers for the step."""
+        step = 0 if self.state is None or not self.config.is_synchronous else self.state.step
+        return self.first_epoch, step
+
+    @property
     def model_schema(self) -> DataSchema:
         """Schema of the model's input: another one than the rows' where these are preprocessed."""
         return self.schema if self.preprocessing.target_schema is None else self.preprocessing.target_schema
@@ -165,8 +171,12 @@ class Reporter(StepReporter, Protocol):
     def await_callbacks(self, timeout_s: float) -> CallbacksDone | None:
         """Returns the requests of callbacks on the driver, or None where they take longer."""
 
+    @property
+    def is_free(self) -> bool:
+        """True if no state that was kept is still on its way."""
+
     def keep(self, state: FitState) -> None:
-        """An epoch has ended from which the fit could go on; this is its state."""
+        """This is a state from which the fit could go on."""
 
     def result(self, variables: Sequence[np.ndarray], rows: RowSpec) -> None:
         """Training has ended; these are the model's variables."""

@@ -167,7 +167,7 @@ class SynchronousFitProgram(SynchronousProgram):
         current().join_devices(communicator, fit.config, rank_info.addresses[rank_info.rank][0])
         shard = _opened_shard(rank_info, fit)
         plan = epoch_plan(fit, rank_info.num_rows, rank_info.num_marked)
-        channel.send(_started(rank_info, plan, first_step=plan.number(fit.first_epoch, 0) + 1))
+        channel.send(_started(rank_info, plan, first_step=plan.number(*fit.first) + 1))
         if fit.config.pipeline_stages is not None:
             from elephant.rank.staged import train_staged
 

@@ -11,8 +11,6 @@ from typing import Any
 import keras
 import numpy as np
 
-from elephant.backends import current
-from elephant.backends.base import Steps
 from elephant.data.epoch_plan import EpochPlan
 from elephant.monitor.events import RankTrace
 from elephant.monitor.trace import MOST_STEPS, PROCESS, STEPS_AT_ENDS
@@ -22,12 +20,6 @@ from elephant.rank.process_pipe import begin_step
 
 # Callbacks that end an epoch more quickly are not worth telling.
 _SHORT_S = 1e-4
-# Limits of the steps that one call takes. So long a failure, or the news of where a rank is, may wait.
-_RUN_S = 0.05
-_LONGEST_RUN = 64
-# Whole batches of a rank in a fit for which a graph is traced that knows their rows. That takes 0.3 to 0.9 s; a step
-# of it takes 3 to 12 % less time.
-_WORTH_TRACING = 2000
 
 
 @dataclass
@@ -54,6 +46,10 @@ class TrainingPosition:
     epoch: int = 0
     batch: int = -1
 
+    def begin(self, epoch: int, *, first: int = 0) -> None:
+        """Comes before a batch of an epoch, with which this worker begins in it."""
+        self.epoch, self.first, self.batch = epoch, first, first - 1
+
     @property
     def number(self) -> int:
         """The batch's number over the whole fit, from one."""
@@ -73,12 +69,17 @@ class TrainingPosition:
 class RankWeight:
     """This rank's part of all rows of the step that has begun, as the plan says.
 
+    Args:
+        first: Epoch and step with which this process begins.
+
     Attributes:
         plan: The steps of an epoch.
         rank: This rank.
+        first: Epoch and step with which this process begins.
         epoch: The epoch that has begun; `StepCounter` sets it.
-        step: The step of it.
+        step: The step of it; when an epoch begins, the first one that is taken here.
         in_step: Whether a step, or a run of steps, is under way.
+        pause: The steps of the epoch after which somebody wants to look at the model: there a run of steps ends.
         cell: The part, shape (1,), where a kernel reads it; written when a step begins.
 
     >>> share = RankWeight(EpochPlan(training_rows=(5, 2), validation_rows=(0, 0), batch_size=2), 1)
@@ -87,10 +88,11 @@ class RankWeight:
     (0.0, True, 0.3333333333333333)
     """
 
-    def __init__(self, plan: EpochPlan, rank: int) -> None:
+    def __init__(self, plan: EpochPlan, rank: int, first: tuple[int, int] = (0, 0)) -> None:
         self.plan = plan
         self.rank = rank
-        self.epoch = self.step = 0
+        self.first = first
+        self.epoch = self.step = self.pause = 0
         self.in_step = False
         self.cell = np.zeros(1)
 
@@ -125,7 +127,8 @@ class StepCounter(keras.callbacks.Callback):
         self._weight = weight
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._weight.epoch, self._weight.step = epoch, 0
+        first_epoch, first_step = self._weight.first
+        self._weight.epoch, self._weight.step = epoch, first_step if epoch == first_epoch else 0
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         self._weight.begin(batch)
@@ -134,78 +137,6 @@ class StepCounter(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         # It may be the last of a run.
         self._weight.step, self._weight.in_step = batch, False
-
-
-class StepRuns(keras.callbacks.CallbackList):
-    """Callbacks of a fit that takes its steps in runs: one call for as many of them as last `_RUN_S`.
-
-    Keras' loop takes a large part of a small model's step. To it, an epoch is one execution of all steps. Callbacks
-    hear of a run as of a batch, so that none may be there that looks at batches, but elephant's own.
-
-    Args:
-        callbacks: The callbacks.
-        epochs: Of the fit, up to which Keras' callbacks count.
-        steps: Takes steps; see `elephant.backends.base.Backend.steps_function`.
-        weight: Weight of the rank, the same in all steps of a run.
-    """
-
-    def __init__(
-        self,
-        callbacks: Sequence[keras.callbacks.Callback],
-        model: keras.Model,
-        epochs: int,
-        steps: Steps,
-        weight: RankWeight,
-    ) -> None:
-        # Keras gives a list of its own what it calls params; `fit` gives this one none.
-        params = {"verbose": 0, "epochs": epochs, "steps": weight.plan.steps}
-        super().__init__(list(callbacks), add_history=True, model=model, **params)
-        self._steps = steps
-        self._weight = weight
-        self._length = 1
-        whole = weight.plan.training_rows[weight.rank] // weight.plan.batch_size * epochs
-        self._knows_rows = whole * weight.plan.steps >= _WORTH_TRACING * weight.plan.pass_steps
-        # For Keras' loop, which reads it when it begins.
-        model.steps_per_execution = weight.plan.steps
-        model.make_train_function = self._make_train_function
-
-    def _make_train_function(self, force: bool = False) -> None:
-        if force:
-            # What is traced may have changed, as where a callback freezes a layer.
-            self._steps = current().steps_function(self._model) or self._steps
-        self._model.train_function = self._take_epoch
-
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        # Validations are no part of it.
-        self._model.steps_per_execution = 1
-        super().on_train_begin(logs)
-
-    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Does nothing: it is the epoch that begins."""
-
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Does nothing: it is the epoch that ends."""
-
-    def _take_epoch(self, iterator: Any) -> Any:
-        plan, epoch, first, logs = self._weight.plan, self._weight.epoch, 0, None
-        while first < plan.steps:
-            number = plan.number(epoch, first)
-            count = min(self._length, plan.next_change(number) - number, plan.steps - first)
-            super().on_train_batch_begin(first)
-            began = time.monotonic()
-            logs = self._steps(iterator, count, self._known_rows(number))
-            # A clock may stand still for a short call.
-            step_s = max(time.monotonic() - began, 1e-6) / count
-            super().on_train_batch_end(first + count - 1, logs)
-            self._length = max(1, min(2 * self._length, _LONGEST_RUN, int(_RUN_S / step_s)))
-            first += count
-        return logs
-
-    def _known_rows(self, number: int) -> int | None:
-        """Returns how many rows the step has, where a graph for whole batches is worth its tracing; None otherwise."""
-        plan = self._weight.plan
-        is_whole = plan.rows_at(self._weight.rank, number) == plan.batch_size
-        return plan.batch_size if self._knows_rows and is_whole else None
 
 
 class StepTimes(keras.callbacks.Callback):

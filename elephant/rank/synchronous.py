@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,7 @@ import keras
 import numpy as np
 
 from elephant.backends import current
-from elephant.backends.gradient_averager import GradientAverager, StopSignal
+from elephant.backends.gradient_averager import GradientAverager, StopSignal, give_back
 from elephant.backends.gradient_kinds import GradientInfo
 from elephant.collective import api
 from elephant.collective.communicator import Communicator
@@ -31,11 +31,13 @@ from elephant.modeling.sync_batch_norm import synchronize, synchronized_layers
 from elephant.modeling.variables import (
     BFLOAT16,
     build_metrics,
+    metric_variables,
     read_values,
     read_variables,
     state_variables,
 )
 from elephant.rank.callbacks.callback_rules import callbacks_of_rank, may_stop_in_batches
+from elephant.rank.callbacks.checkpoint_moments import CheckpointMoments
 from elephant.rank.callbacks.rank_callbacks import (
     CallbackOrder,
     CollectiveStop,
@@ -50,7 +52,7 @@ from elephant.rank.callbacks.rank_callbacks import (
 )
 from elephant.rank.callbacks.remote_files import RemoteFiles
 from elephant.rank.callbacks.shared_state import OutsideVariables, outside_here, read
-from elephant.rank.checkpoints import CheckpointCallback, restore
+from elephant.rank.checkpoints import CheckpointCallback, StateWithin, require_same_rows, restore
 from elephant.rank.input.feed import BatchFeed
 from elephant.rank.input.preprocessed_shard import prepared_rows
 from elephant.rank.job import (
@@ -62,8 +64,9 @@ from elephant.rank.job import (
     reseed,
     set_up_process,
 )
+from elephant.rank.keras_fit import FitCallbacks, StepRuns, fit_from
 from elephant.rank.metrics.batch_means import count_rows
-from elephant.rank.rank_progress import RankWeight, StepCounter, StepRuns, StepTimes
+from elephant.rank.rank_progress import RankWeight, StepCounter, StepTimes
 from elephant.rank.traced_step import TracedStep, average_gradients, leave_loops, steps_in_runs
 from elephant.rank.trials import rehearsal
 from elephant.rank.trials.coupling import KINDS, RankLosses
@@ -100,15 +103,26 @@ class WeightAveraging(keras.callbacks.Callback):
         self._compression = compression if communicator.crosses_hosts else None
         self._stop = stop
         self._averaged_at = self._step = 0
+        self._remembered: Sequence[np.ndarray] = ()
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         variables = self.model.trainable_variables
         self._agreed = read_values(variables)
         self._buffer = FusedBuffer([*((value.shape, value.dtype) for value in self._agreed), ((1,), "float64")])
         self._reduction = reduction_for(self._compression, self._buffer.float32_slices)
+        give_back(self._reduction.memory, self._remembered)
+
+    @property
+    def memory(self) -> list[np.ndarray]:
+        """What compression keeps from one average to the next."""
+        return self._reduction.memory
+
+    def remember(self, memory: Sequence[np.ndarray]) -> None:
+        """Gives compression back what it kept; before training begins."""
+        self._remembered = memory
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._averaged_at = self._step = 0
+        self._averaged_at = self._step = self._weight.step
         self._before_idling: list[np.ndarray] | None = None
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -173,27 +187,31 @@ def train_rank(
     shard, changes = prepared_rows(job, shard, replicas, replicas.rank)
     feed = BatchFeed(shard, plan, job.config, replicas.rank, changes, job.class_weight)
     model = _prepared_model(job, feed, plan, replicas, traced_step)
-    batches = feed.training_batches(first_epoch=job.first_epoch)
+    require_same_rows(job, feed.digest, replicas.rank)
+    batches = feed.training_batches(*job.first)
     build_metrics(model, batches)
+    if job.state is not None and len(metric_variables(model)) < len(job.state.group(f"metric/{replicas.rank}")):
+        # Those that wait for a first batch: the sums of the epoch's first steps are to be given back before it.
+        model.test_on_batch(*keras.utils.unpack_x_y_sample_weight(feed.stand_in()))
+        model.reset_metrics()
     require_averaged_weights(model, job.callbacks)
-    weight, stop = RankWeight(plan, replicas.rank), StopSignal()
+    weight, stop = RankWeight(plan, replicas.rank, job.first), StopSignal()
     with (
         changes.own_errors(),
         api.exchanging(replicas, weight, lambda: weight.in_step and job.config.averages_gradients),
-        _averaged_gradients(model, job, feed, replicas, weight, stop, traced_step) as trial,
+        _averaged_gradients(model, job, feed, replicas, weight, stop, traced_step) as (averager, trial),
     ):
-        callbacks = callbacks_of_fit(job, feed, plan, world, replicas, weight, stop, reporter, trial=trial)
+        callbacks = callbacks_of_fit(
+            job, feed, plan, world, replicas, weight, stop, reporter, trial=trial, averager=averager
+        )
         # What was traced ahead is taken, unless loops that did not fit were left since.
         steps = (traced_step and traced_step.steps) or steps_in_runs(model, job)
-        model.fit(
-            batches,
-            initial_epoch=job.first_epoch,
-            epochs=job.config.epochs,
-            steps_per_epoch=plan.steps,
-            callbacks=callbacks if steps is None else StepRuns(callbacks, model, job.config.epochs, steps, weight),
-            shuffle=False,  # the feed has done it
-            verbose=0,
+        told = (
+            FitCallbacks(callbacks, model, job.config.epochs, plan.steps, first=job.first[1])
+            if steps is None
+            else StepRuns(callbacks, model, job.config.epochs, steps, weight)
         )
+        fit_from(model, batches, told, job.first_epoch, epochs=job.config.epochs, steps=plan.steps)
     if world.rank == 0:
         reporter.result([*read_variables(model), *map(read, job.outside)], feed.rows)
 
@@ -269,14 +287,14 @@ def _averaged_gradients(
     weight: RankWeight,
     stop: StopSignal,
     traced_step: TracedStep | None,
-) -> Iterator[LossTrial | None]:
+) -> Iterator[tuple[GradientAverager | None, LossTrial | None]]:
     """Has the model's optimizers average gradients over the ranks, unless these average weights or are one.
 
-    Gives what tries the losses on further rows; None where there is nothing to try.
+    Gives what averages them, and what tries the losses on further rows; None where there is no such thing.
     """
     config = job.config
     if communicator.world_size == 1 or not config.averages_gradients:
-        yield None
+        yield None, None
         return
     if traced_step is not None and traced_step.averager is not None and traced_step.losses is not None:
         averager, losses = traced_step.averager, traced_step.losses
@@ -290,7 +308,7 @@ def _averaged_gradients(
         trial = _try_losses_out(losses, model, job, weight.plan, feed, communicator)
         _rehearse_step(averager, model, job, weight.plan, feed)
         synchronize(synchronized_layers(model, config.sync_batch_norm), communicator, weight)
-        yield trial
+        yield averager, trial
     except Exception as error:
         # Ends an exchange that still goes on in the background.
         communicator.abort()
@@ -326,6 +344,7 @@ def callbacks_of_fit(
     reporter: Reporter,
     *,
     trial: LossTrial | None = None,
+    averager: GradientAverager | None = None,
     epoch_end: Callable[[list[keras.callbacks.Callback]], keras.callbacks.Callback] | None = None,
     whole: keras.callbacks.Callback | None = None,
     exchange: ExchangeCounts | None = None,
@@ -336,6 +355,7 @@ def callbacks_of_fit(
         plan: How many rows each rank has.
         weight: Of the replica, in the steps that it takes.
         trial: Tries the losses on further rows; None where there is nothing to try.
+        averager: Averages gradients; None where that is not within the optimizer, or nobody does.
         epoch_end: Makes what ends an epoch, of the callbacks that hear of its validation, where no rank trains on
             rows that stand in for others; None is for ranks with a whole model each.
         whole: Has a divided model in one piece for all callbacks behind it; None where a model is not divided.
@@ -379,7 +399,32 @@ def callbacks_of_fit(
         turn = DriverTurn(world, reporter, told=job.driver_reads, steps=plan.steps, feed=feed, wait_s=wait_s)
         callbacks[order.DRIVER] = [turn]
     if config.checkpoint_path is not None or job.state is not None:
-        callbacks[order.CHECKPOINT] = [CheckpointCallback(job, world, reporter, own=own, rows=feed.rows)]
+        # Where no rank has the whole model within an epoch, there is no state then.
+        is_whole = whole is None and epoch_end is None
+        within = _state_within(job, feed, replicas, weight, callbacks, averager) if is_whole else None
+        keeping = CheckpointCallback(job, world, reporter, own=own, rows=feed.rows, within=within)
+        callbacks[order.CHECKPOINT] = [keeping]
     if trial is not None:
         callbacks[order.LOSSES] = [LossWatch(trial, allowed=config.allow_batch_coupled_loss)]
     return in_order(callbacks, times)
+
+
+def _state_within(
+    job: TrainingJob,
+    feed: BatchFeed,
+    communicator: Communicator,
+    weight: RankWeight,
+    callbacks: Mapping[CallbackOrder, Sequence[keras.callbacks.Callback]],
+    averager: GradientAverager | None,
+) -> StateWithin:
+    """Returns what of a rank is its own within an epoch."""
+    config, every = job.config, 1
+    averaging = next(
+        (one for one in callbacks.get(CallbackOrder.EXCHANGE, ()) if isinstance(one, WeightAveraging)), None
+    )
+    if averaging is not None:
+        every = config.frequency if isinstance(config.frequency, int) else weight.plan.steps
+    idle = next((one for one in callbacks.get(CallbackOrder.IDLE, ()) if isinstance(one, IdleSteps)), None)
+    compressing = averaging or averager if config.compression is not None and communicator.crosses_hosts else None
+    moments = CheckpointMoments(config.checkpoint_seconds, communicator, weight, every=every)
+    return StateWithin(moments=moments, idle=idle, compressing=compressing, rows=feed.digest)

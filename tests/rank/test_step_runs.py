@@ -12,7 +12,8 @@ from elephant.backends.gradient_averager import GradientAverager
 from elephant.collective.communicator import LocalCommunicator
 from elephant.data.epoch_plan import EpochPlan
 from elephant.monitor.events import RankEpoch
-from elephant.rank.rank_progress import RankWeight, StepCounter, StepRuns
+from elephant.rank.keras_fit import StepRuns
+from elephant.rank.rank_progress import RankWeight, StepCounter
 from elephant.rank.traced_step import average_gradients, steps_in_runs
 
 RUNS = pytest.mark.skipif(keras.config.backend() != "tensorflow", reason="only TensorFlow's loop takes runs of steps")

@@ -15,7 +15,8 @@ from elephant.collective.communicator import LocalCommunicator
 from elephant.data.epoch_plan import EpochPlan
 from elephant.data.shard import Shard
 from elephant.rank.input.feed import BatchFeed
-from elephant.rank.rank_progress import RankWeight, StepCounter, StepRuns
+from elephant.rank.keras_fit import StepRuns
+from elephant.rank.rank_progress import RankWeight, StepCounter
 from elephant.rank.traced_step import traced_step
 
 

@@ -53,6 +53,8 @@ class Recording:
     def request_stop(self):
         self.stops += 1
 
+    is_free = True
+
     def keep(self, state):
         self.states.append(state)
 

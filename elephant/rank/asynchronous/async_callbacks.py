@@ -135,10 +135,11 @@ class WorkerSteps(keras.callbacks.Callback):
         self._position = position
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._position.epoch, self._position.batch = epoch, self._position.first - 1
+        # The first one begins where this worker's last attempt, or its server, had got to.
+        self._position.begin(epoch, first=self._position.first if epoch == self._position.epoch else 0)
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        self._position.batch = self._position.first + batch
+        self._position.batch = batch
         begin_step(self._position.number)
 
 
@@ -196,11 +197,7 @@ class WorkerEpochs(keras.callbacks.Callback):
 
     def repeat(self, epoch: int) -> None:
         """Reports an epoch that another attempt has trained to its end and perhaps not reported."""
-        self._position.epoch, self._position.first, self._position.batch = (
-            epoch,
-            self._position.steps,
-            self._position.steps - 1,
-        )
+        self._position.begin(epoch, first=self._position.steps)
         self._report(epoch, {}, np.empty(0), stopped=False)
 
     def average_state(self, weight: float, steps: int = 0, epochs: int = 0) -> None:

@@ -39,6 +39,7 @@ from elephant.rank.callbacks.rank_callbacks import CallbackOrder, StepProgress, 
 from elephant.rank.input.feed import BatchFeed
 from elephant.rank.input.preprocessed_shard import prepared_rows
 from elephant.rank.job import TrainingJob, epoch_plan, mixed_policy, prepared_model, reseed, set_up_process
+from elephant.rank.keras_fit import FitCallbacks, fit_from
 from elephant.rank.metrics.batch_means import count_rows
 from elephant.rank.rank_info import RankInfo
 from elephant.rank.rank_progress import StepTimes, TrainingPosition
@@ -235,35 +236,18 @@ class _Worker:
         self._continue_schedule(step)
         if step > self._begin and not first:
             self._epochs.repeat(epoch - 1)
-        if first:
-            self._fit(epoch, epoch + 1, first)
-            epoch += 1
-        if epoch < self._config.epochs and not self._exchange.stop and not self._stopped:
-            self._fit(epoch, self._config.epochs, 0)
-
-    @property
-    def _stopped(self) -> bool:
-        return bool(self._model.stop_training)
+        if epoch < self._config.epochs and not self._exchange.stop:
+            self._position.begin(epoch, first=first)
+            batches = self._feed.training_batches(first_epoch=epoch, first_step=first)
+            build_metrics(self._model, batches)
+            told = FitCallbacks(self._callbacks, self._model, self._config.epochs, self._position.steps, first=first)
+            fit_from(self._model, batches, told, epoch, epochs=self._config.epochs, steps=self._position.steps)
 
     def _continue_schedule(self, step: int) -> None:
         """Lets a learning rate that follows a schedule go on where it was; a constant one needs no count of steps."""
         optimizer = inner_optimizer(self._model.optimizer)
         if has_schedule(optimizer):
             optimizer.iterations.assign(self._iterations + step)
-
-    def _fit(self, epoch: int, last: int, first: int) -> None:
-        self._position.first = first
-        batches = self._feed.training_batches(first_epoch=epoch, first_step=first)
-        build_metrics(self._model, batches)
-        self._model.fit(
-            batches,
-            initial_epoch=epoch,
-            epochs=last,
-            steps_per_epoch=self._position.steps - first,
-            callbacks=self._callbacks,
-            shuffle=False,  # the feed has done it
-            verbose=0,
-        )
 
     def close(self) -> None:
         self._exchange.close()

@@ -129,7 +129,7 @@ class IdleSteps(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         if not self._weight.is_idle:
-            self._put_back()
+            self.put_back()
         elif self._saved is None:
             layers = synchronized_layers(self.model, self._synchronised) if not self._keep_optimizers else []
             shared = {id(variable) for layer in layers for variable in layer.non_trainable_variables}
@@ -140,9 +140,10 @@ class IdleSteps(keras.callbacks.Callback):
             self._saved = [(variable, np.array(keras.ops.convert_to_numpy(variable))) for variable in variables]
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._put_back()
+        self.put_back()
 
-    def _put_back(self) -> None:
+    def put_back(self) -> None:
+        """Undoes what there is to undo, as for who looks at the model between two idle steps."""
         if self._saved is not None:
             # Metrics that were first built in an idle step were not kept: they had counted nothing.
             self.model.reset_metrics()

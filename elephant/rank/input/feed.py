@@ -21,7 +21,7 @@ from elephant.config import FitConfig
 from elephant.data.epoch_plan import BatchRun, EpochPlan, random_rows, runs_of_pass
 from elephant.data.ragged import RaggedArray, Values, joined, take_rows
 from elephant.data.schema import RAGGED, RowSpec
-from elephant.data.shard import Shard, content_order
+from elephant.data.shard import Shard, content_hashes
 from elephant.data.shuffling import (
     POOL_BATCHES,
     Blocks,
@@ -155,6 +155,8 @@ class BatchFeed:
         class_weight: Weight of each class in training, from zero on; see `Tensors`.
 
     Attributes:
+        digest: Number of the rank's rows, and a sum of their hashes, int64 of shape (2,): of rows that are shuffled
+            whatever their order is, and of others with their order. Without checkpoints nobody asks, and it is zero.
         waited_s: Seconds so far in which steps waited for their rows, as far as `step_ended` was told of them.
     """
 
@@ -177,7 +179,12 @@ class BatchFeed:
         self._tensors = Tensors(self._changed)
         self._training_tensors = Tensors(self._changed, class_weight)
         # None where rows are drawn from the order in which they were delivered.
-        self._content = content_order(shard) if _needs_content_order(config) else None
+        self._content, self.digest = None, np.zeros(2, np.int64)
+        if config.checkpoint_path is not None or _needs_content_order(config):
+            hashes = content_hashes(shard)
+            places = np.uint64(1) if config.shuffle else 2 * np.arange(len(hashes), dtype=np.uint64) + np.uint64(1)
+            self.digest[:] = len(hashes), np.sum(hashes * places).view(np.int64)
+            self._content = np.argsort(hashes, kind="stable") if _needs_content_order(config) else None
         self._taken = self._validation_places()
         stand_ins = current().stand_in_rows
         self._stand_in = self._changed.zeros(stand_ins)
