@@ -3,6 +3,7 @@
 import linecache
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from fake_channel import Ended, Told, failed
 
@@ -10,7 +11,19 @@ from elephant.data.schema import RowSpec, TensorSpec
 from elephant.driver.coordinator import Coordinator
 from elephant.driver.coordinator_policy import SynchronousPolicy
 from elephant.errors import ClusterError, ConfigurationError, JobCancelledError, TrainingError, WorkerFailure
-from elephant.monitor.events import Finished, RankGone, RankSilent, Started, StepEnded, TaskSilent, TrainingFinished
+from elephant.monitor.events import (
+    CallbacksDone,
+    CallbacksDue,
+    Finished,
+    RankGone,
+    RankSilent,
+    Started,
+    StateArrays,
+    StateSaved,
+    StepEnded,
+    TaskSilent,
+    TrainingFinished,
+)
 from elephant.monitor.progress import Progress
 
 SPARK_SAYS = "preamble\nfinished unsuccessfully.\nExecutorLostFailure: gone\n\tat org.apache.spark.X"
@@ -41,6 +54,47 @@ def error_after(*events, job_error=None):
         coordinator.raise_failure(job_error)
     assert failure.value.__cause__ in (job_error, None)
     return failure.value
+
+
+class Turns:
+    """Callbacks on the driver, which remember how often their turn has come."""
+
+    turns = 0
+
+    def take_turn(self, due):
+        self.turns += 1
+        return CallbacksDone(rank=0, stop=False, logs={}, learning_rate=None)
+
+    def with_states(self, state):
+        return replace(state, facts={**state.facts, "turns": self.turns}, arrays={**state.arrays, "own": np.ones(2)})
+
+
+class Kept(list):
+    """Takes the states of a fit."""
+
+    keep = list.append
+
+    def check(self):
+        """Nothing is written."""
+
+
+def test_state_when_its_arrays_come_later_then_is_kept_whole_with_what_the_driver_knew_when_it_was_told():
+    values = [np.zeros(3), np.arange(4.0), np.ones((2, 2))]
+    saved = StateSaved(rank=0, epochs=1, step=5, history={}, facts={}, names=["a", "b", "c"], follow=True)
+    due = CallbacksDue(
+        rank=0, epoch=1, steps=9, logs={}, stopped=False, learning_rate=None, iterations=1, rows={}, row_shapes={}
+    )
+    told = Told(saved, StateArrays(rank=0, arrays=values[:1]), due, StateArrays(rank=0, arrays=values[1:]))
+    kept, turns, shown = Kept(), Turns(), []
+    policy = SynchronousPolicy(turns=turns, answer=lambda done: None)
+    progress = Progress(num_workers=2, epochs=0, verbose=0)
+    progress.show = shown.append
+    Coordinator(told, progress, policy, checkpoint_writer=kept).until_ended(Ended(None))
+    (state,) = kept
+    assert (state.epochs, state.step, state.facts, turns.turns) == (1, 5, {"turns": 0}, 1)
+    np.testing.assert_array_equal(state.arrays.pop("own"), np.ones(2))
+    assert all(np.array_equal(state.arrays[name], value) for name, value in zip("abc", values, strict=True))
+    assert [type(event) for event in shown] == [CallbacksDue, StateSaved] and not shown[-1].follow
 
 
 def test_failure_when_peers_speak_first_then_is_that_of_the_rank_that_has_a_cause():

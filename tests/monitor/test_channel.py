@@ -1,5 +1,6 @@
 """The channel between ranks and driver: events arrive whole, silence is noticed, dismissal ends a rank."""
 
+import functools
 import secrets
 import socket
 import threading
@@ -11,6 +12,7 @@ from leaks import no_descriptor_free
 from tables import every_case
 
 import elephant.monitor.channel
+from elephant.checkpoint.state import FitState
 from elephant.config import Timeouts
 from elephant.data.schema import RowSpec, TensorSpec
 from elephant.errors import AuthenticationError, ClusterError, NetworkError, PeerLostError, ProtocolError
@@ -23,6 +25,7 @@ from elephant.monitor.events import (
     RankGone,
     RankSilent,
     Started,
+    StateArrays,
     StateSaved,
     StepEnded,
     TrainingFinished,
@@ -93,6 +96,21 @@ def test_message_when_its_arrays_are_not_those_that_it_names_then_is_refused():
     for event in (kept, part):
         with pytest.raises(ProtocolError, match=f"expected {type(event).__name__} with 2 arrays"):
             from_message(to_message(event))
+
+
+def test_state_when_it_is_large_then_comes_in_parts_and_whole_before_what_a_rank_tells_last(channel):
+    arrays = {f"model/{place}": np.full(700_000, place, "float64") for place in range(4)}
+    with client_of(channel) as client:
+        client.keep(FitState(epochs=2, step=7, arrays=arrays, facts={"known": 1}))
+        client.result([np.ones(1)], RowSpec(0, (TensorSpec((1,), "float32"),)))
+        assert client.is_free
+    saved, *parts = iter(functools.partial(channel.next_event, 5.0), Finished(rank=0))
+    assert (saved.epochs, saved.step, saved.facts, saved.names, saved.follow) == (2, 7, {"known": 1}, [*arrays], True)
+    parts, last = parts[:-1], parts[-1]
+    assert isinstance(last, TrainingFinished) and len(parts) > 1
+    came = [array for part in parts for array in part.arrays]
+    assert all(isinstance(part, StateArrays) for part in parts)
+    np.testing.assert_array_equal(came, [*arrays.values()])
 
 
 def test_channel_when_a_rank_sends_what_is_no_event_then_its_connection_ends_and_it_is_that_rank_s_failure(channel):

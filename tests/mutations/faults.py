@@ -1082,7 +1082,7 @@ FAULTS = (
     Fault(
         name="resume-with-rows-of-first-epoch",
         file="elephant/rank/synchronous.py",
-        old="feed.training_batches(first_epoch=job.first_epoch)",
+        old="feed.training_batches(*job.first)",
         new="feed.training_batches()",
         breaks="A fit that goes on uses the rows in the order of its first epochs.",
         tests=(

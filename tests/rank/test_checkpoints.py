@@ -16,7 +16,7 @@ from elephant.backends.keras_private import optimized_variables
 from elephant.checkpoint.state import joined
 from elephant.collective import communicator
 from elephant.data.schema import RowSpec, TensorSpec
-from elephant.errors import ConfigurationError
+from elephant.errors import ConfigurationError, RowsMovedError
 from elephant.modeling.model_spec import KerasSettings
 from elephant.modeling.variables import (
     FLOAT16,
@@ -132,6 +132,15 @@ CASES = {
             keras.callbacks.EarlyStopping(monitor="loss", patience=1, min_delta=10.0, restore_best_weights=True),
         ],
     },
+    "compressed, with what it has left over": lambda: {
+        "model": dropout_model(keras.optimizers.SGD(0.01, momentum=0.9)),
+        "compression": "topk:0.3",
+    },
+    "weights averaged every two steps, compressed": lambda: {
+        "model": regression_model(keras.optimizers.Adam(0.01)),
+        "frequency": 2,
+        "compression": "int8:feedback",
+    },
     "a callback of the user's": lambda: {
         "model": regression_model(keras.optimizers.SGD(0.01)),
         "callbacks": [keras.callbacks.TerminateOnNaN(), Remembering()],
@@ -140,7 +149,8 @@ CASES = {
 
 
 def fitted(rank_pool, job, parts):
-    recordings = rank_pool.fit(job, parts)
+    # Compression is for ranks of different hosts.
+    recordings = rank_pool.fit(job, parts, transport="auto" if job.config.compression is None else "tcp")
     history = {name: [logs[name] for logs in recordings[0].epochs if name in logs] for name in recordings[0].epochs[0]}
     return recordings[0], history
 
@@ -169,7 +179,7 @@ def test_fit_when_it_goes_on_from_any_step_then_ends_with_the_same_bits_as_one_t
     ]
     # Spark may deliver rows in another order when it computes them again.
     delivered = [{name: values[::-1] for name, values in part.items()} for part in parts]
-    # Each takes a fit: the end of an epoch, and a step before its last one, when the smaller rank has used all its rows.
+    # Each takes a fit: the end of an epoch, and a step late in one, when the smaller rank has used all its rows.
     for state in (at_ends[0], within[2 * len(within) // 3 - 1]):
         again, rest = fitted(rank_pool, dataclasses.replace(job, state=state), delivered)
         assert largest_difference(again.variables, whole.variables) == 0
@@ -188,6 +198,22 @@ def test_fit_when_its_one_rank_goes_on_from_any_checkpoint_then_ends_as_one_that
     again = fit_here(dataclasses.replace(job, state=whole.states[1]), delivered)
     assert largest_difference(again.variables, whole.variables) <= 1e-6
     assert again.epochs == [pytest.approx(logs, rel=1e-5) for logs in whole.epochs[2:]]
+
+
+def test_fit_when_it_is_to_go_on_within_an_epoch_with_other_rows_then_is_refused():
+    options = {"epochs": 2, "batch_size": 4, "checkpoint_path": "kept", "checkpoint_seconds": 1e-9}
+    columns = classifier_data(20)
+    for shuffle in (True, False):
+        job = job_for(regression_model("sgd"), shuffle=shuffle, **options)
+        states = fit_here(job, columns).states
+        within, at_end = (next(state for state in states if bool(state.step) is inside) for inside in (True, False))
+        others = {name: np.concatenate([values[:-1], values[:1]]) for name, values in columns.items()}
+        swapped = {name: values[::-1] for name, values in columns.items()}
+        for moved in (others,) if shuffle else (others, swapped):
+            with pytest.raises(RowsMovedError, match="rank 0 had in the first 1 steps of the epoch, which were 20"):
+                fit_here(dataclasses.replace(job, state=within), moved)
+        # The next epoch may have any.
+        assert len(fit_here(dataclasses.replace(job, state=at_end), others).epochs) == 1
 
 
 @pytest.mark.slow("four fits")
