@@ -13,7 +13,8 @@
     │   ├── WorkerFailure                   ... because of one rank: rank, host, step and its traceback
     │   ├── ServerFailedError               ... because of a parameter server, which says why
     │   ├── JobCancelledError               ... because somebody cancelled its Spark job
-    │   └── CheckpointError                 ... because a checkpoint could not be written, or read
+    │   ├── CheckpointError                 ... because a checkpoint could not be written, or read
+    │   └── RowsMovedError                  ... because ranks have other rows than a checkpoint within an epoch wants
     └── NetworkError (ConnectionError)      between processes of one fit
         ├── AuthenticationError             the other side does not know the job's token
         ├── ProtocolError                   the other side does not speak this protocol
@@ -161,6 +162,13 @@ class JobCancelledError(TrainingError):
 
 class CheckpointError(TrainingError):
     """A checkpoint could not be written or read; the message says what is still there."""
+
+
+class RowsMovedError(TrainingError):
+    """Ranks have other rows than those that a checkpoint within an epoch was made with.
+
+    `elephant.spark.fit.train` goes on from the end of an epoch then, so that no user sees it.
+    """
 
 
 class NetworkError(ElephantError, ConnectionError):
