@@ -17,6 +17,7 @@ from elephant.errors import (
     SUPERSEDED,
     ElephantError,
     NetworkError,
+    RowsMovedError,
     ServerFailedError,
     TrainingError,
     WorkerFailure,
@@ -44,7 +45,8 @@ from elephant.monitor.events import (
 from elephant.monitor.record import FitRecord
 from elephant.net.addresses import Address
 
-_SERVER_FAILED = kind_of(ServerFailedError(""))
+# Of the fit as a whole, whichever rank it was that met them.
+_OF_FIT = {kind_of(kind("")): kind for kind in (ServerFailedError, RowsMovedError)}
 _MORE_MEMORY = "\nRaise spark.executor.memoryOverhead, or lower what a worker holds, such as batchSize."
 _FRAME = re.compile(r'  File "(.+)", line (\d+)(?:, in .+)?')
 
@@ -470,8 +472,8 @@ def _vanished(record: FitRecord, job_error: Exception | None) -> int | None:
 
 def as_error(failure: RankFailure) -> ElephantError:
     """Returns the error that a rank's failure is on the driver."""
-    if failure.kind == _SERVER_FAILED:
-        return ServerFailedError(failure.message)
+    if failure.kind in _OF_FIT:
+        return _OF_FIT[failure.kind](failure.message)
     if failure.kind == COORDINATOR_LOST:
         # No rank's failure: it only ran beside one.
         place = f"executor {failure.executor} on {failure.host}" if failure.executor else failure.host

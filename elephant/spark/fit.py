@@ -19,7 +19,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from elephant.checkpoint.manager import Checkpoint, CheckpointManager, CheckpointWriter
-from elephant.checkpoint.state import changes_of, joined, place_in_words, require_same_fit
+from elephant.checkpoint.state import (
+    CheckpointManifest,
+    FitState,
+    changes_of,
+    joined,
+    place_in_words,
+    require_same_fit,
+)
 from elephant.cluster.addresses import driver_addresses
 from elephant.cluster.checks.preflight import Requirements, preflight_checked
 from elephant.cluster.gpu_plan import ResourcePlan
@@ -43,6 +50,7 @@ from elephant.errors import (
     CheckpointError,
     ConfigurationError,
     DataError,
+    RowsMovedError,
     TrainingError,
     UnsupportedError,
     first_line,
@@ -228,6 +236,17 @@ def options_of_fit(info: Mapping[str, Any], url: str) -> Mapping[str, Any]:
     return options
 
 
+def _other_batches(manifest: CheckpointManifest, config: FitConfig) -> str:
+    """Returns why a fit has other batches than that of a checkpoint; nothing where it has the same."""
+    kept = manifest.facts.get("fit")
+    kept = kept if isinstance(kept, Mapping) else {}
+    workers, batch_size = config.num_ranks, config.rank_batch_size
+    workers_before, size_before = kept.get("num_workers", workers), kept.get("batch_size", batch_size)
+    changes = [f"{counted(workers_before, 'worker')} before, {workers} now"] if workers_before != workers else []
+    changes += [f"batches of {size_before} rows before, of {batch_size} now"] if size_before != batch_size else []
+    return "; ".join(changes)
+
+
 class Recovery:
     """The checkpoints and restarts of one fit.
 
@@ -241,31 +260,62 @@ class Recovery:
         self._progress = progress
         self._checkpoints = open_checkpoints(session, config)
         self._restarts = 0
+        # Whether ranks have other rows than those of checkpoints within an epoch.
+        self._rows_moved = False
 
     def latest(self) -> Checkpoint | None:
         """Returns the checkpoint to go on from."""
-        checkpoint = (
-            None
-            if self._checkpoints is None
-            else self._checkpoints.latest(self._progress.note, epochs=self._config.epochs)
-        )
-        if checkpoint is None or self._checkpoints is None:
+        if self._checkpoints is None:
             return None
-        kept = options_of_fit(checkpoint.state.facts, self._checkpoints.url)
+        left_out: list[CheckpointManifest] = []
+
+        def suits(manifest: CheckpointManifest) -> bool:
+            if self._suits(manifest):
+                return True
+            left_out.append(manifest)
+            return False
+
+        checkpoint = self._checkpoints.latest(self._progress.note, epochs=self._config.epochs, suits=suits)
+        self._note_left_out(left_out, checkpoint)
+        if checkpoint is None:
+            return None
+        state = checkpoint.state
+        kept = options_of_fit(state.facts, self._checkpoints.url)
         require_same_fit(kept, self._config, self._checkpoints.url)
-        if not checkpoint.finished and checkpoint.state.epochs >= self._config.epochs:
+        if not checkpoint.finished and state.epochs >= self._config.epochs:
             self._progress.note(
-                f"all epochs are done ({checkpoint.state.epochs} of {self._config.epochs}): only the end of the fit is "
-                f"left, from the checkpoint in {self._checkpoints.url}"
+                f"all epochs are done ({state.epochs} of {self._config.epochs}): only the end of the fit is left, from "
+                f"the checkpoint in {self._checkpoints.url}"
             )
         elif not checkpoint.finished:
+            within = f" and {counted(state.step, 'step')} of the next one" if state.step else ""
             self._progress.note(
-                f"going on after epoch {checkpoint.state.epochs} of {self._config.epochs}, from the checkpoint in "
+                f"going on after epoch {state.epochs} of {self._config.epochs}{within}, from the checkpoint in "
                 f"{self._checkpoints.url}"
             )
             for change in changes_of(kept, self._config):
                 self._progress.note(change)
         return checkpoint
+
+    def _suits(self, manifest: CheckpointManifest) -> bool:
+        """Returns whether the fit can go on from a checkpoint: within an epoch, as long as batches are the same."""
+        is_next = manifest.epochs < self._config.epochs and not self._rows_moved
+        return not manifest.step or (is_next and not _other_batches(manifest, self._config))
+
+    def _note_left_out(self, left_out: Sequence[CheckpointManifest], taken: Checkpoint | None) -> None:
+        """Says what is lost of the newest checkpoint where that is one within an epoch which does not suit."""
+        newest = max(left_out, key=lambda manifest: manifest.place, default=None)
+        done = 0 if taken is None else taken.state.epochs
+        if newest is None or not done <= newest.epochs < self._config.epochs or (taken and taken.state.step):
+            return
+        why = _other_batches(newest, self._config) or "the workers have other rows than before"
+        begin = "beginning anew, without a checkpoint of the end of an epoch"
+        lost = f"{counted(newest.epochs - done, 'epoch')} and " * (newest.epochs > done)
+        lost += counted(newest.step, "step")
+        if taken is not None:
+            begin = f"going on from the end of epoch {done}"
+            lost += " of the next one" * (newest.epochs == done)
+        self._progress.note(f"{why}: {begin}, {lost} {'is' if lost.startswith('1 step') else 'are'} trained again")
 
     def result_of(self, checkpoint: Checkpoint) -> FitResult:
         """Returns the result of a fit that has left its last checkpoint."""
@@ -287,8 +337,15 @@ class Recovery:
         """Returns the statistics of a fit with the number of restarts, where there may be any."""
         return {**statistics, **({"restarts": self._restarts} if self._config.max_restarts else {})}
 
-    def restarts_after(self, error: TrainingError) -> bool:
-        """Returns whether the fit starts again after an error; counts it then."""
+    def goes_on_after(self, error: TrainingError, state: FitState | None) -> bool:
+        """Returns whether the fit starts again after an error; counts it, unless it only went on from no good place.
+
+        Args:
+            state: What it had gone on from; None where it had begun.
+        """
+        if isinstance(error, RowsMovedError) and state is not None and state.step:
+            self._rows_moved = True
+            return True
         if not error.retryable or self._restarts >= self._config.max_restarts:
             return False
         self._restarts += 1
@@ -343,7 +400,7 @@ def train(rows: RowSource, job: TrainingJob, progress: Progress) -> FitResult:
                 if checkpoint_writer is not None:
                     _finish(checkpoint_writer, result)
         except TrainingError as error:
-            if recovery.restarts_after(error):
+            if recovery.goes_on_after(error, state):
                 continue
             raise
         history = result.history if state is None else joined(state.history, result.history)

@@ -14,6 +14,7 @@ from elephant.errors import (
     ConfigurationError,
     DataError,
     JobCancelledError,
+    RowsMovedError,
     ServerFailedError,
     TrainingError,
     WorkerFailure,
@@ -174,6 +175,7 @@ def test_fit_when_an_executor_vanishes_for_good_then_says_whose_it_was():
         ("elephant.ConfigurationError", ConfigurationError),
         ("elephant.DataError", DataError),
         ("elephant.ServerFailedError", ServerFailedError),
+        ("elephant.RowsMovedError", RowsMovedError),
         ("ConnectionResetError", WorkerFailure),
     ],
 )

@@ -2,6 +2,7 @@
 
 import io
 import types
+from dataclasses import replace
 
 import keras
 import numpy as np
@@ -9,11 +10,11 @@ import pytest
 
 from elephant import KerasEstimator
 from elephant.checkpoint.manager import CheckpointManager
-from elephant.checkpoint.state import FitState, identity_of, named
+from elephant.checkpoint.state import FitState, identity_of, is_saved, named
 from elephant.config import FitConfig
 from elephant.data.schema import RowSpec, TensorSpec
 from elephant.driver.coordinator import FitResult
-from elephant.errors import CheckpointError, ConfigurationError, ServerFailedError, WorkerFailure
+from elephant.errors import CheckpointError, ConfigurationError, RowsMovedError, ServerFailedError, WorkerFailure
 from elephant.monitor.progress import Progress
 from elephant.rank.job import TrainingJob
 from elephant.spark import fit
@@ -35,11 +36,15 @@ def lost(retryable=True):
 
 
 class Fit:
-    """Trains by counting epochs, and fails at the end of those that it is told to, once each."""
+    """Trains by counting epochs, and fails at the end of those that it is told to, once each.
 
-    def __init__(self, failures=(), **options):
-        self.config = FitConfig(epochs=4, **options)
-        self.failures, self.epochs = dict(failures), []
+    Args:
+        failures: Errors by epoch; by epoch and a half those in the middle of an epoch, 7 steps into it.
+    """
+
+    def __init__(self, failures=(), *, epochs=4, **options):
+        self.config = FitConfig(epochs=epochs, **options)
+        self.failures, self.epochs, self.begun = dict(failures), [], []
         self.out = io.StringIO()
 
     def train(self):
@@ -53,22 +58,30 @@ class Fit:
         weights = float(job.first_epoch) if job.state is None else float(job.state.group("model")[0][0])
         history = [] if job.state is None else list(job.state.history["loss"])
         new = []
+        first_step = 0 if job.state is None else job.state.step
+        self.begun.append((job.first_epoch, first_step))
         for epoch in range(job.first_epoch, self.config.epochs):
             self.epochs.append(epoch)
-            weights += 1
+            if not first_step and epoch + 0.5 in self.failures:
+                self._keep(checkpoint_writer, FitState(epochs=epoch, step=7, history={"loss": history + new}), weights)
+            if epoch + 0.5 in self.failures:
+                raise self.failures.pop(epoch + 0.5)
+            weights, first_step = weights + 1, 0
             new.append(10.0 - epoch)
-            if checkpoint_writer is not None:
-                facts = {"fit": identity_of(self.config), "rows": ROWS.to_json(), "stopped": False}
-                facts |= {"optimizer_names": [], "callbacks": []}
-                arrays = named("model", [np.full(2, weights)])
-                checkpoint_writer.keep(
-                    FitState(epochs=epoch + 1, history={"loss": history + new}, arrays=arrays, facts=facts)
-                )
-                checkpoint_writer._queue.wait()
-                checkpoint_writer.check()
+            self._keep(checkpoint_writer, FitState(epochs=epoch + 1, history={"loss": history + new}), weights)
             if epoch in self.failures:
                 raise self.failures.pop(epoch)
         return FitResult(variables=[np.full(2, weights)], rows=ROWS, history={"loss": new})
+
+    def _keep(self, checkpoint_writer, state, weights):
+        if not state.step and not is_saved(state.epochs, self.config, stopped=False):
+            return
+        facts = {"fit": identity_of(self.config), "rows": ROWS.to_json(), "stopped": False}
+        facts |= {"optimizer_names": [], "callbacks": []}
+        arrays = named("model", [np.full(2, weights)])
+        checkpoint_writer.keep(replace(state, arrays=arrays, facts=facts))
+        checkpoint_writer._queue.wait()
+        checkpoint_writer.check()
 
 
 def require_whole(trained):
@@ -164,6 +177,66 @@ def test_fit_when_it_goes_on_with_other_workers_then_says_what_changes(tmp_path)
     assert "3 workers before, 2 now" in fit.out.getvalue()
     assert "A validationIndicatorCol keeps them apart" in fit.out.getvalue()
     assert "batches of 32 rows before, of 8 now" in fit.out.getvalue()
+
+
+OTHERS = {
+    "workers": ({"num_workers": 2}, "3 workers before, 2 now: going on from the end of epoch 1, 7 steps of the next"),
+    "batches": ({"batch_size": 8}, "batches of 32 rows before, of 8 now: going on from the end of epoch 1, 7 steps of"),
+    "none": ({}, "going on after epoch 1 of 4 and 7 steps of the next one, from the checkpoint"),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_fit_when_it_was_lost_within_an_epoch_then_goes_on_there_with_the_same_batches_alone(tmp_path, kind):
+    before = {"num_workers": 3, "checkpoint_path": str(tmp_path)}
+    with pytest.raises(WorkerFailure):
+        Fit({1.5: lost()}, **before).train()
+    change, note = OTHERS[kind]
+    fit = Fit(**{**before, **change}, resume=True)
+    require_whole(fit.train())
+    assert fit.begun == [(1, 0 if change else 7)] and note in fit.out.getvalue()
+
+
+def test_fit_when_it_was_lost_before_the_end_of_an_epoch_and_has_other_workers_then_begins_anew(tmp_path):
+    options = {"checkpoint_path": str(tmp_path), "checkpoint_epochs": 2}
+    with pytest.raises(WorkerFailure):
+        Fit({1.5: lost()}, **options).train()
+    fit = Fit(num_workers=2, resume=True, **options)
+    require_whole(fit.train())
+    assert fit.begun == [(0, 0)]
+    assert (
+        "1 worker before, 2 now: beginning anew, without a checkpoint of the end of an epoch, 1 epoch and 7 steps are "
+        "trained again" in fit.out.getvalue()
+    )
+
+
+def test_fit_when_fewer_epochs_are_asked_for_than_were_begun_then_what_is_beyond_them_does_not_count(tmp_path):
+    with pytest.raises(WorkerFailure):
+        Fit({1.5: lost()}, checkpoint_path=str(tmp_path)).train()
+    fit = Fit(epochs=1, checkpoint_path=str(tmp_path), resume=True)
+    np.testing.assert_array_equal(fit.train().variables[0], 1.0)
+    assert fit.begun == [(1, 0)] and "trained again" not in fit.out.getvalue()
+
+
+def test_fit_when_rows_have_moved_then_goes_on_from_ends_of_epochs_from_then_on_and_counts_no_restart(tmp_path):
+    class Moved(Fit):
+        def _attempt(self, rows, job, progress, checkpoint_writer):
+            if job.state is not None and job.state.step:
+                self.begun.append((job.state.epochs, job.state.step))
+                raise RowsMovedError("other rows")
+            return super()._attempt(rows, job, progress, checkpoint_writer)
+
+    fit = Moved({1.5: lost(), 2.5: lost()}, checkpoint_path=str(tmp_path), max_restarts=2)
+    trained = fit.train()
+    require_whole(trained)
+    assert fit.begun == [(0, 0), (1, 7), (1, 0), (2, 0)] and trained.statistics == {"restarts": 2}
+    note = "the workers have other rows than before: going on from the end of epoch {}, 7 steps of the next one are"
+    assert all(note.format(epoch) in fit.out.getvalue() for epoch in (1, 2))
+
+
+def test_fit_when_rows_have_moved_and_no_checkpoint_is_to_blame_then_raises(tmp_path):
+    with pytest.raises(RowsMovedError):
+        Fit({0: RowsMovedError("other rows")}, checkpoint_path=str(tmp_path), max_restarts=2).train()
 
 
 def test_fit_when_a_checkpoint_cannot_be_written_then_ends_unless_it_was_the_last_word(tmp_path, monkeypatch):
