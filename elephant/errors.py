@@ -14,6 +14,7 @@
     │   ├── ServerFailedError               ... because of a parameter server, which says why
     │   ├── JobCancelledError               ... because somebody cancelled its Spark job
     │   ├── CheckpointError                 ... because a checkpoint could not be written, or read
+    │   ├── PreemptedError                  ... because a worker was asked to end, and its state is in a checkpoint
     │   └── RowsMovedError                  ... because ranks have other rows than a checkpoint within an epoch wants
     └── NetworkError (ConnectionError)      between processes of one fit
         ├── AuthenticationError             the other side does not know the job's token
@@ -162,6 +163,13 @@ class JobCancelledError(TrainingError):
 
 class CheckpointError(TrainingError):
     """A checkpoint could not be written or read; the message says what is still there."""
+
+
+class PreemptedError(TrainingError):
+    """A worker was asked to end (SIGTERM), and has left with the fit's state in a checkpoint.
+
+    A fit with ``maxRestarts`` goes on from there, and counts no restart.
+    """
 
 
 class RowsMovedError(TrainingError):
@@ -395,4 +403,5 @@ def _kinds(error: type[NetworkError]) -> set[str]:
     return {f"elephant.{error.__name__}"}.union(*(_kinds(child) for child in error.__subclasses__()))
 
 
-_RETRYABLE = frozenset({ENDED, FROZEN, COORDINATOR_LOST, *_kinds(NetworkError)} - {SUPERSEDED})
+_PREEMPTED = "elephant.PreemptedError"
+_RETRYABLE = frozenset({ENDED, FROZEN, COORDINATOR_LOST, _PREEMPTED, *_kinds(NetworkError)} - {SUPERSEDED})

@@ -241,7 +241,7 @@ class GradientAverager:
 
     @property
     def memory(self) -> list[np.ndarray]:
-        """What compression keeps from one step to the next, in the order in which gradients were first averaged."""
+        """Arrays that compression keeps from one step to the next, of all groups in the order in which they were made."""
         return [array for group in self._groups.values() for array in group.memory]
 
     def remember(self, memory: Sequence[np.ndarray]) -> None:
@@ -282,7 +282,7 @@ class GradientGroup:
 
     @property
     def memory(self) -> list[np.ndarray]:
-        """What compression keeps from one step to the next."""
+        """Arrays that compression keeps from one step to the next."""
         return [array for bucket in self.buckets for array in bucket.memory]
 
     def average(self, gradients: Sequence[np.ndarray], release: Callable[[], object] = int) -> list[np.ndarray]:
@@ -348,7 +348,7 @@ class _Bucket:
 
     @property
     def memory(self) -> list[np.ndarray]:
-        """What compression keeps from one step to the next."""
+        """Arrays that compression keeps from one step to the next."""
         return self._reduction.memory
 
     def reduce(self, buffer: FusedBuffer, communicator: Communicator) -> None:

@@ -55,7 +55,7 @@ class Codec(ABC):
 
     @property
     def memory(self) -> list[np.ndarray]:
-        """What it keeps from one operation to the next, to read and to write to; nothing, in most."""
+        """Arrays that it keeps from one operation to the next, to read and to write to; none, in most."""
         return []
 
     def encode_keeping(self, values: np.ndarray, out: np.ndarray, lost: np.ndarray, *, offset: int) -> None:
@@ -218,7 +218,7 @@ class GradientReducer(ABC):
 
     @property
     def memory(self) -> list[np.ndarray]:
-        """What it keeps from one step to the next, to read and to write to between two of them; nothing, in most."""
+        """Arrays that it keeps from one step to the next, to read and to write to between these; none, in most."""
         return []
 
     def reduce_(self, flat: np.ndarray, exchange: Exchange) -> None:

@@ -216,6 +216,8 @@ class Coordinator:
         self.policy.check()
         if self._checkpoint_writer is not None:
             self._checkpoint_writer.check()
+            if self._checkpoint_writer.is_wanted:
+                self.policy.want_state()
         event = self._events.next_event(timeout_s)
         if event is None:
             return False
@@ -252,6 +254,7 @@ class Coordinator:
             self._complete_at = time.monotonic()
         elif isinstance(event, StateSaved) and self._checkpoint_writer is not None:
             self._checkpoint_writer.keep(event.state)
+            self.policy.confirm_state()
         elif isinstance(event, _LOSSES):
             self._note_loss()
 

@@ -17,6 +17,7 @@ from elephant.errors import (
     SUPERSEDED,
     ElephantError,
     NetworkError,
+    PreemptedError,
     RowsMovedError,
     ServerFailedError,
     TrainingError,
@@ -46,7 +47,7 @@ from elephant.monitor.record import FitRecord
 from elephant.net.addresses import Address
 
 # Of the fit as a whole, whichever rank it was that met them.
-_OF_FIT = {kind_of(kind("")): kind for kind in (ServerFailedError, RowsMovedError)}
+_OF_FIT = {kind_of(kind("")): kind for kind in (ServerFailedError, RowsMovedError, PreemptedError)}
 _MORE_MEMORY = "\nRaise spark.executor.memoryOverhead, or lower what a worker holds, such as batchSize."
 _FRAME = re.compile(r'  File "(.+)", line (\d+)(?:, in .+)?')
 
@@ -108,6 +109,12 @@ class CoordinatorPolicy(ABC):
         """Returns a state of the fit, as rank 0 tells it, with what the driver knows."""
         return state
 
+    def want_state(self) -> None:  # noqa: B027 - nothing, where states cannot be had on demand
+        """Has a state of the fit made soon."""
+
+    def confirm_state(self) -> None:  # noqa: B027 - nothing, where nobody waits for it
+        """Tells who has sent a state that it is here."""
+
     def has_begun(self, record: FitRecord) -> bool:
         """Returns whether any rank has begun its work, or failed of itself."""
         return bool(record.started) or any(not failure.is_echo for failure in record.failures)
@@ -135,13 +142,26 @@ class DriverTurns(Protocol):
         """Returns a state of the fit with what they remember."""
 
 
+class FirstRank(Protocol):
+    """Speaks to rank 0; see `elephant.monitor.channel.Channel`."""
+
+    def answer(self, done: CallbacksDone) -> None:
+        """Tells it what callbacks on the driver ask for."""
+
+    def ask_for_state(self) -> None:
+        """Asks it for a state of the fit soon."""
+
+    def confirm_state(self) -> None:
+        """Tells it that the last state is here."""
+
+
 class SynchronousPolicy(CoordinatorPolicy):
     """Ranks that take every step together: the loss of one ends the run.
 
     Args:
         progress: Shown the epochs after which callbacks have run on the driver.
         turns: Runs these; None where there are none.
-        answer: Tells rank 0 what they ask for.
+        first_rank: Rank 0, where there is something to tell it.
     """
 
     together = True
@@ -150,25 +170,33 @@ class SynchronousPolicy(CoordinatorPolicy):
         self,
         progress: ProgressDisplay | None = None,
         turns: DriverTurns | None = None,
-        answer: Callable[[CallbacksDone], None] | None = None,
+        first_rank: FirstRank | None = None,
     ) -> None:
         self._progress = progress
         self._turns = turns
-        self._answer = answer
+        self._first_rank = first_rank
 
     def check(self) -> None:
         """Does nothing: there are ranks alone."""
 
     def add(self, event: Event, record: FitRecord) -> None:
         record.add(event)
-        if isinstance(event, CallbacksDue) and self._turns is not None and self._answer is not None:
+        if isinstance(event, CallbacksDue) and self._turns is not None and self._first_rank is not None:
             done = self._turns.take_turn(event)
-            self._answer(done)
+            self._first_rank.answer(done)
             if event.epoch is not None:
                 ended = EpochEnded(rank=0, epoch=event.epoch, logs=done.logs)
                 record.add(ended)
                 if self._progress is not None:
                     self._progress.show(ended)
+
+    def want_state(self) -> None:
+        if self._first_rank is not None:
+            self._first_rank.ask_for_state()
+
+    def confirm_state(self) -> None:
+        if self._first_rank is not None:
+            self._first_rank.confirm_state()
 
     def completed(self, state: FitState) -> FitState:
         return state if self._turns is None else self._turns.with_states(state)

@@ -182,7 +182,7 @@ def attempt_here(
         contextlib.closing(launcher_of(rows)) as launcher,
         open_channel(launcher.addresses, timeouts) as (context, channel),
     ):
-        policy = SynchronousPolicy(progress, turns, channel.answer)
+        policy = SynchronousPolicy(progress, turns, channel)
         coordinator = Coordinator(channel, progress, policy, checkpoint_writer)
         yield RunAttempt(launcher, context, channel, coordinator, lambda job: result(coordinator, job))
 

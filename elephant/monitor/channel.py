@@ -51,6 +51,7 @@ from elephant.monitor.events import (
     RankFailure,
     RankGone,
     RankSilent,
+    Started,
     StateSaved,
     StopRequested,
     TaskSilent,
@@ -76,6 +77,8 @@ _RESULT_TIMEOUT_S = 600.0
 _REFUSED_S = 5.0
 _HEARD = "Heard"
 _DISMISSED = "Dismissed"
+# To rank 0: that somebody wants a state, and that the last one is with the driver.
+_STATE_WANTED, _STATE_HERE = "StateWanted", "StateHere"
 
 
 class TaskAllgather:
@@ -114,6 +117,7 @@ class Channel:
         self._streams_changed = threading.Condition()
         self._waiting_streams: Stream | None = None
         self._answered_streams: Stream | None = None
+        self._first_stream: Stream | None = None
         # Of workers in gossip mode: their latest attempts'.
         self._worker_streams: dict[int, Stream] = {}
         self._listener = Listener.bind(bind_host, 0) if isinstance(bind_host, str) else bind_host
@@ -210,6 +214,8 @@ class Channel:
                 continue
             if isinstance(event, CallbacksDue):
                 self._waiting_streams = stream
+            if isinstance(event, Started) and rank == 0:
+                self._first_stream = stream
             if isinstance(event, PeerReady):
                 self._worker_streams[rank] = stream
             if isinstance(event, Arrived):
@@ -258,6 +264,19 @@ class Channel:
             with contextlib.suppress(NetworkError):
                 stream.send(to_message(peers), Deadline(_SEND_S, "telling a worker its peers"))
 
+    def ask_for_state(self) -> None:
+        """Asks rank 0 for a state of the fit soon; one that is lost is heard of by its stream."""
+        self._tell_first(_STATE_WANTED)
+
+    def confirm_state(self) -> None:
+        """Tells rank 0 that the last state is here."""
+        self._tell_first(_STATE_HERE)
+
+    def _tell_first(self, kind: str) -> None:
+        if self._first_stream is not None:
+            with contextlib.suppress(NetworkError):
+                self._first_stream.send(Message(kind=kind), Deadline(_SEND_S, "telling rank 0"))
+
     def dismiss(self, timeout_s: float = 5.0) -> None:
         """Tells all ranks that the fit is over, and waits until their processes have let go.
 
@@ -292,6 +311,7 @@ class ChannelClient:
 
     Attributes:
         on_peers: Called with what the driver tells a worker in gossip mode, in the thread that listens.
+        state_wanted: Whether the driver has asked for a state since this was set to false.
     """
 
     on_peers: Callable[[Peers], None] | None = None
@@ -325,6 +345,7 @@ class ChannelClient:
         self._ended = threading.Event()
         # Sends the arrays of states, and how many parts of the last one are left.
         self._sending, self._unsent = WorkQueue(f"elephant-state-{rank}"), 0
+        self.state_wanted, self._is_here = False, threading.Event()
         self._closing = False
         self._heart = threading.Thread(target=self._beat, name=f"elephant-heartbeat-{rank}", daemon=True)
         self._heart.start()
@@ -375,6 +396,7 @@ class ChannelClient:
     def keep(self, state: FitState) -> None:
         """Tells of the fit's state, and sends its arrays beside what goes on; waits for those of the last one."""
         self._sending.wait()
+        self._is_here.clear()
         saved, *parts = StateSaved.of(state, rank=self._rank).in_parts()
         self.send(saved)
         self._unsent = len(parts)
@@ -384,6 +406,11 @@ class ChannelClient:
     def _send_part(self, part: Event) -> None:
         self.send(part, timeout_s=_RESULT_TIMEOUT_S)
         self._unsent -= 1
+
+    def await_kept(self, timeout_s: float) -> bool:
+        """Waits until the driver has the last state, or for so long; returns whether it has."""
+        self._sending.wait()
+        return self._is_here.wait(timeout_s)
 
     @property
     def is_free(self) -> bool:
@@ -416,6 +443,10 @@ class ChannelClient:
                 elif message.kind == MET:
                     require(message.fields, {"texts": list[str]}, MET)
                     self._received.put(list(message.fields["texts"]))
+                elif message.kind == _STATE_WANTED:
+                    self.state_wanted = True
+                elif message.kind == _STATE_HERE:
+                    self._is_here.set()
                 elif message.kind == Peers.__name__:
                     peers = from_message(message, recorded=True)
                     if self.on_peers is not None and isinstance(peers, Peers):

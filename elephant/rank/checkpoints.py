@@ -28,7 +28,7 @@ from elephant.checkpoint.manager import Checkpoint
 from elephant.checkpoint.state import FitState, identity_of, is_saved, joined, named, require_same_optimizers
 from elephant.collective.communicator import Communicator
 from elephant.data.schema import RowSpec
-from elephant.errors import ConfigurationError, RowsMovedError
+from elephant.errors import ConfigurationError, PreemptedError, RowsMovedError
 from elephant.modeling.variable_paths import (
     MODEL,
     SCALE,
@@ -54,9 +54,10 @@ from elephant.modeling.variables import (
 )
 from elephant.net.buffers import portable
 from elephant.rank.callbacks.checkpoint_moments import CheckpointMoments
-from elephant.rank.callbacks.rank_callbacks import IdleSteps
+from elephant.rank.callbacks.rank_callbacks import IdleSteps, any_rank
 from elephant.rank.callbacks.shared_state import assign, read
-from elephant.rank.job import TrainingJob, as_numbers
+from elephant.rank.job import Reporter, TrainingJob, as_numbers
+from elephant.rank.preemption import EndNotice
 from elephant.training.warmup import LearningRateWarmup
 
 logger = logging.getLogger(__name__)
@@ -69,6 +70,8 @@ _REMEMBERED: dict[type, tuple[str, ...]] = {
     keras.callbacks.SwapEMAWeights: ("_ema_weights_in_model",),
     LearningRateWarmup: ("_targets", "_start"),
 }
+# A rank that was asked to end has a short time.
+_KEPT_WITHIN_S = 20.0
 States = list[dict[str, Any]]
 
 Arrays = dict[str, np.ndarray]
@@ -172,23 +175,12 @@ def _given_back(kept: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> An
     return kept["value"]
 
 
-class StateReporter(Protocol):
-    """Reporter of the fit's state, on rank 0."""
-
-    @property
-    def is_free(self) -> bool:
-        """True if no state that was kept is still on its way."""
-
-    def keep(self, state: FitState) -> None:
-        """A state that is to be kept."""
-
-
 class Compressing(Protocol):
-    """What keeps in memory what compression has left over."""
+    """Holder of what compression has left over."""
 
     @property
     def memory(self) -> list[np.ndarray]:
-        """The arrays, to read."""
+        """Arrays of it, to read."""
 
     def remember(self, memory: Sequence[np.ndarray]) -> None:
         """Gives it arrays that it had; before it compresses."""
@@ -196,17 +188,19 @@ class Compressing(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class StateWithin:
-    """What of a rank is its own within an epoch, besides its model's variables.
+    """Parts of a state that are a rank's own within an epoch, besides its model's variables.
 
     Args:
         moments: When there is to be a state.
         idle: Undoes what steps without rows did; None where this rank has rows in all steps.
+        notice: That this process is to end.
         compressing: None where nothing is compressed.
         rows: Digest of the rank's rows, int64 of shape (2,); see `elephant.rank.input.feed.BatchFeed`.
     """
 
     moments: CheckpointMoments
     idle: IdleSteps | None
+    notice: EndNotice
     compressing: Compressing | None
     rows: np.ndarray
 
@@ -223,7 +217,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         self,
         job: TrainingJob,
         communicator: Communicator,
-        reporter: StateReporter,
+        reporter: Reporter,
         *,
         own: Sequence[keras.callbacks.Callback],
         rows: RowSpec,
@@ -275,31 +269,50 @@ class CheckpointCallback(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         within, done = self._within, batch + 1
         # Not ``self.model``, which on JAX puts the state of every step back into the variables.
-        if within is None or self._model.stop_training or not within.moments.is_due(done, is_free=self._is_free):
+        if within is None or self._model.stop_training:
             return
-        if within.idle is not None:
-            within.idle.put_back()
-        self._keep(self._epoch, done, stopped=False)
+        is_free = self._communicator.rank != 0 or self._reporter.is_free
+        if within.moments.is_due(done, is_free=is_free, **self._wishes(within)):
+            if within.idle is not None:
+                within.idle.put_back()
+            self._keep(self._epoch, done, stopped=False)
+            self._leave(within)
 
-    @property
-    def _is_free(self) -> bool:
-        return self._communicator.rank != 0 or self._reporter.is_free
+    def _wishes(self, within: StateWithin) -> dict[str, bool]:
+        leaves = within.notice.is_given
+        return {"leaves": leaves, "is_wanted": self._communicator.rank == 0 and self._reporter.state_wanted}
+
+    def _leave(self, within: StateWithin) -> None:
+        """Raises PreemptedError on a rank that was asked to end, when the state of all is with the driver."""
+        if not within.moments.someone_leaves:
+            return
+        if self._communicator.rank == 0:
+            self._reporter.await_kept(_KEPT_WITHIN_S)
+        any_rank(False, self._communicator)
+        if within.notice.is_given:
+            raise PreemptedError(
+                f"rank {self._communicator.rank} was asked to end (SIGTERM), by the cluster manager or an "
+                "administrator. The fit's state of this step is in its checkpoint."
+            )
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         done = epoch + 1
         self._history = joined(self._history, {name: [value] for name, value in as_numbers(logs).items()})
         stopped, within = bool(self.model.stop_training), self._within
-        is_due = within is not None and within.moments.is_due_at_end()
+        is_due = within is not None and within.moments.is_due_at_end(**self._wishes(within))
         if is_due or is_saved(done, self._job.config, stopped=stopped):
             self._keep(done, 0, stopped=stopped)
+        if within is not None and done < self._job.config.epochs and not stopped:
+            self._leave(within)
 
     def _keep(self, epochs: int, step: int, *, stopped: bool) -> None:
         """Has the state after so many steps of an epoch kept; all ranks call it."""
         own = own_arrays(self.model, self._job, self._communicator, self._within, is_within=step > 0)
         if self._communicator.rank == 0:
+            self._reporter.state_wanted = False
             self._reporter.keep(self._state(epochs, step, own, stopped))
         if self._within is not None:
-            self._within.moments.kept()
+            self._within.moments.end_turn()
 
     def _state(self, epochs: int, step: int, own: Arrays, stopped: bool) -> FitState:
         states, of_callbacks = states_of(self._job.callbacks)

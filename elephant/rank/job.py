@@ -163,7 +163,11 @@ class StepReporter(Protocol):
 
 
 class Reporter(StepReporter, Protocol):
-    """Reporter of a rank."""
+    """Reporter of a rank.
+
+    Attributes:
+        state_wanted: Whether the driver has asked for a state since this was set to false.
+    """
 
     def epoch(self, epoch: int, logs: dict[str, Any]) -> None:
         """An epoch has ended; logs are those of all ranks together."""
@@ -174,6 +178,11 @@ class Reporter(StepReporter, Protocol):
     @property
     def is_free(self) -> bool:
         """True if no state that was kept is still on its way."""
+
+    state_wanted: bool
+
+    def await_kept(self, timeout_s: float) -> bool:
+        """Waits until the driver has the last state, or for so long; returns whether it has."""
 
     def keep(self, state: FitState) -> None:
         """This is a state from which the fit could go on."""

@@ -66,6 +66,7 @@ from elephant.rank.job import (
 )
 from elephant.rank.keras_fit import FitCallbacks, StepRuns, fit_from
 from elephant.rank.metrics.batch_means import count_rows
+from elephant.rank.preemption import EndNotice
 from elephant.rank.rank_progress import RankWeight, StepCounter, StepTimes
 from elephant.rank.traced_step import TracedStep, average_gradients, leave_loops, steps_in_runs
 from elephant.rank.trials import rehearsal
@@ -114,7 +115,7 @@ class WeightAveraging(keras.callbacks.Callback):
 
     @property
     def memory(self) -> list[np.ndarray]:
-        """What compression keeps from one average to the next."""
+        """Arrays that compression keeps from one average to the next."""
         return self._reduction.memory
 
     def remember(self, memory: Sequence[np.ndarray]) -> None:
@@ -195,14 +196,16 @@ def train_rank(
         model.test_on_batch(*keras.utils.unpack_x_y_sample_weight(feed.stand_in()))
         model.reset_metrics()
     require_averaged_weights(model, job.callbacks)
-    weight, stop = RankWeight(plan, replicas.rank, job.first), StopSignal()
+    weight, stop, notice = RankWeight(plan, replicas.rank, job.first), StopSignal(), EndNotice()
     with (
         changes.own_errors(),
         api.exchanging(replicas, weight, lambda: weight.in_step and job.config.averages_gradients),
         _averaged_gradients(model, job, feed, replicas, weight, stop, traced_step) as (averager, trial),
+        # Without a folder for the state, a process that is to end has nothing to wait for.
+        notice.heeded() if job.config.checkpoint_path is not None else contextlib.nullcontext(),
     ):
         callbacks = callbacks_of_fit(
-            job, feed, plan, world, replicas, weight, stop, reporter, trial=trial, averager=averager
+            job, feed, plan, world, replicas, weight, stop, reporter, trial=trial, averager=averager, notice=notice
         )
         # What was traced ahead is taken, unless loops that did not fit were left since.
         steps = (traced_step and traced_step.steps) or steps_in_runs(model, job)
@@ -345,6 +348,7 @@ def callbacks_of_fit(
     *,
     trial: LossTrial | None = None,
     averager: GradientAverager | None = None,
+    notice: EndNotice | None = None,
     epoch_end: Callable[[list[keras.callbacks.Callback]], keras.callbacks.Callback] | None = None,
     whole: keras.callbacks.Callback | None = None,
     exchange: ExchangeCounts | None = None,
@@ -356,6 +360,7 @@ def callbacks_of_fit(
         weight: Of the replica, in the steps that it takes.
         trial: Tries the losses on further rows; None where there is nothing to try.
         averager: Averages gradients; None where that is not within the optimizer, or nobody does.
+        notice: That this process is to end; None where there is no state within an epoch, which no rank has as a whole.
         epoch_end: Makes what ends an epoch, of the callbacks that hear of its validation, where no rank trains on
             rows that stand in for others; None is for ranks with a whole model each.
         whole: Has a divided model in one piece for all callbacks behind it; None where a model is not divided.
@@ -399,9 +404,9 @@ def callbacks_of_fit(
         turn = DriverTurn(world, reporter, told=job.driver_reads, steps=plan.steps, feed=feed, wait_s=wait_s)
         callbacks[order.DRIVER] = [turn]
     if config.checkpoint_path is not None or job.state is not None:
-        # Where no rank has the whole model within an epoch, there is no state then.
-        is_whole = whole is None and epoch_end is None
-        within = _state_within(job, feed, replicas, weight, callbacks, averager) if is_whole else None
+        within = None
+        if notice is not None:
+            within = _state_within(job, feed, replicas, weight, callbacks, averager, notice)
         keeping = CheckpointCallback(job, world, reporter, own=own, rows=feed.rows, within=within)
         callbacks[order.CHECKPOINT] = [keeping]
     if trial is not None:
@@ -416,8 +421,9 @@ def _state_within(
     weight: RankWeight,
     callbacks: Mapping[CallbackOrder, Sequence[keras.callbacks.Callback]],
     averager: GradientAverager | None,
+    notice: EndNotice,
 ) -> StateWithin:
-    """Returns what of a rank is its own within an epoch."""
+    """Returns the parts of a state that are a rank's own within an epoch."""
     config, every = job.config, 1
     averaging = next(
         (one for one in callbacks.get(CallbackOrder.EXCHANGE, ()) if isinstance(one, WeightAveraging)), None
@@ -427,4 +433,4 @@ def _state_within(
     idle = next((one for one in callbacks.get(CallbackOrder.IDLE, ()) if isinstance(one, IdleSteps)), None)
     compressing = averaging or averager if config.compression is not None and communicator.crosses_hosts else None
     moments = CheckpointMoments(config.checkpoint_seconds, communicator, weight, every=every)
-    return StateWithin(moments=moments, idle=idle, compressing=compressing, rows=feed.digest)
+    return StateWithin(moments=moments, idle=idle, notice=notice, compressing=compressing, rows=feed.digest)

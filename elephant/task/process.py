@@ -388,6 +388,11 @@ class RankProcess:
         """Hands the process one block. A process that has ended is noticed by `wait`, which knows why."""
         self._input.send(block)
 
+    def terminate(self) -> None:
+        """Asks the process to end, by SIGTERM; one that has ended stays as it is."""
+        if self.running:
+            self._process.send_signal(signal.SIGTERM)
+
     def kill(self) -> None:
         """Ends the process at once; one that has ended stays as it is."""
         if self.running:

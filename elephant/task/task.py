@@ -29,6 +29,7 @@ from elephant.errors import ElephantError, PeerLostError, TrainingError, kind_of
 from elephant.monitor.events import RankFailure, TaskStarted
 from elephant.monitor.trace import Phases
 from elephant.rank.executor import executor_id
+from elephant.rank.preemption import EndNotice
 from elephant.rank.rank_info import RankInfo
 from elephant.task.gpu_assignment import AssignedDevice
 from elephant.task.gpu_devices import TaskDevices, devices_of_task
@@ -154,6 +155,11 @@ class RankProcessGroup:
         if followed is not None:
             raise followed
 
+    def terminate(self) -> None:
+        """Asks all processes to end."""
+        for rank_handle in self.all:
+            rank_handle.process.terminate()
+
     def kill(self) -> None:
         """Ends all processes at once."""
         for rank_handle in self.all:
@@ -214,6 +220,8 @@ class Task(ABC):
         """
         with contextlib.ExitStack() as closing:
             closing.callback(self._link.close)
+            # Ranks are in process groups of their own: who asks this process to end means them.
+            closing.enter_context(EndNotice(self._terminate).heeded())
             try:
                 self._link.open()
                 results = self.run(batches)
@@ -252,6 +260,10 @@ class Task(ABC):
         self._rank_processes = RankProcessGroup(self.rank, starts)
         self._rank_processes.send(self._spec.job)
         return self._rank_processes
+
+    def _terminate(self) -> None:
+        if self._rank_processes is not None:
+            self._rank_processes.terminate()
 
     def kill(self) -> None:
         """Ends the ranks' processes at once; may be called from another thread."""

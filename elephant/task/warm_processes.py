@@ -145,17 +145,21 @@ class ForkedProcess:
 
     def kill(self) -> None:
         """Ends the process at once."""
+        self.send_signal(signal.SIGKILL)
+
+    def send_signal(self, number: int) -> None:
+        """Sends the process a signal; one that was not forked yet is not forked at all."""
         with self._hearing:
             self._take_answers()
             if self._fresh is not None:
-                self._fresh.kill()
+                self._fresh.send_signal(number)
             elif self._descriptor >= 0:
                 with contextlib.suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
+                    signal.pidfd_send_signal(self._descriptor, number)
             elif self._code is None:
                 # The server forks nothing for a task that has hung up.
                 self._connection.close()
-                self._code = -signal.SIGKILL
+                self._code = -number
 
     def close(self) -> None:
         """Lets go of what belongs to the process, which has ended."""

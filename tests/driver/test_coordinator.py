@@ -73,6 +73,7 @@ class Kept(list):
     """Takes the states of a fit."""
 
     keep = list.append
+    is_wanted = False
 
     def check(self):
         """Nothing is written."""
@@ -85,12 +86,14 @@ def test_state_when_its_arrays_come_later_then_is_kept_whole_with_what_the_drive
         rank=0, epoch=1, steps=9, logs={}, stopped=False, learning_rate=None, iterations=1, rows={}, row_shapes={}
     )
     told = Told(saved, StateArrays(rank=0, arrays=values[:1]), due, StateArrays(rank=0, arrays=values[1:]))
-    kept, turns, shown = Kept(), Turns(), []
-    policy = SynchronousPolicy(turns=turns, answer=lambda done: None)
+    kept, turns, shown, confirmed = Kept(), Turns(), [], []
+    told.answer, told.confirm_state = lambda done: None, lambda: confirmed.append(len(kept))
+    policy = SynchronousPolicy(turns=turns, first_rank=told)
     progress = Progress(num_workers=2, epochs=0, verbose=0)
     progress.show = shown.append
     Coordinator(told, progress, policy, checkpoint_writer=kept).until_ended(Ended(None))
     (state,) = kept
+    assert confirmed == [1]
     assert (state.epochs, state.step, state.facts, turns.turns) == (1, 5, {"turns": 0}, 1)
     np.testing.assert_array_equal(state.arrays.pop("own"), np.ones(2))
     assert all(np.array_equal(state.arrays[name], value) for name, value in zip("abc", values, strict=True))

@@ -243,6 +243,7 @@ class Kept(list):
 
     keep = list.append
     is_free = True
+    state_wanted = False
 
 
 def test_state_when_mixed_precision_has_added_a_loss_scale_then_keeps_it():

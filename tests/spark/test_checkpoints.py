@@ -104,7 +104,9 @@ def test_fit_when_a_training_process_is_killed_then_goes_on_and_equals_one_proce
     require_undisturbed(fitted, 3)
     assert fitted.training_statistics == {"refused_connections": {}, "restarts": 1}
     printed = capsys.readouterr().out
-    assert "starts again (1 of 1): rank 1" in printed and re.search(r"going on after epoch 2 and [12] step", printed)
+    assert "starts again (1 of 1): rank 1" in printed and re.search(
+        r"going on after epoch 2 of 3 and [12] step", printed
+    )
     # That of the end, and the last one within the epoch.
     assert len(list(path.glob("*.json"))) == 2
 

@@ -11,7 +11,7 @@ from elephant.collective.communicator import Communicator
 from elephant.rank.rank_progress import RankWeight
 
 # As long as nobody asks, who wants a state waits.
-_LONGEST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 0.5
 
 
 class CheckpointMoments:
@@ -20,7 +20,8 @@ class CheckpointMoments:
     Clocks of ranks differ, and to gather a state takes all of them. So they ask each other, in one small allreduce,
     after a step that they have agreed on the last time: rank 0 says whether it is time, and in how many steps to ask
     again. That is never later than half of what is left by the time that steps have taken, so that a moment is met
-    within a step or two, though steps may become slower; and never later than a second, because somebody may want one.
+    within a step or two, though steps may become slower; and never later than in half a second, because somebody may
+    want one.
 
     Args:
         seconds: Between two states; None makes none by the clock.
@@ -29,7 +30,7 @@ class CheckpointMoments:
         every: Steps after which ranks have equal weights; one where they always have.
 
     Attributes:
-        wanted: Whether somebody wants a state soon, of this rank.
+        someone_leaves: Whether a rank was asked to end, when all have asked each other last.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class CheckpointMoments:
         self._weight = weight
         self._every = every
         self._kept_at = time.monotonic()
-        self.wanted = False
+        self.someone_leaves = False
 
     def begin_epoch(self) -> None:
         """Counts the steps of an epoch that begins."""
@@ -51,31 +52,36 @@ class CheckpointMoments:
         asked = self._asked[0] + steps
         self._weight.pause = -(-asked // self._every) * self._every
 
-    def is_due(self, done: int, *, is_free: bool = True) -> bool:
+    def is_due(self, done: int, *, is_free: bool, is_wanted: bool, leaves: bool) -> bool:
         """Returns whether to keep the state after so many steps of the epoch; all ranks call it after each run.
 
         Args:
             is_free: Whether this rank can take one; rank 0's last one may still be on its way.
+            is_wanted: Whether somebody wants one, as far as this rank knows.
+            leaves: Whether this rank was asked to end.
         """
-        return self._weight.pause <= done < self._weight.plan.steps and self._agree(done, is_free=is_free)
+        asks = self._weight.pause <= done < self._weight.plan.steps
+        return asks and self._agree(done, is_free=is_free, is_wanted=is_wanted, leaves=leaves)
 
-    def is_due_at_end(self) -> bool:
+    def is_due_at_end(self, *, is_wanted: bool, leaves: bool) -> bool:
         """Returns whether to keep the state at the end of an epoch, whatever else asks for it; all ranks call it."""
-        return self._agree(self._weight.step + 1, is_free=True)
+        return self._agree(self._weight.step + 1, is_free=True, is_wanted=is_wanted, leaves=leaves)
 
-    def _agree(self, done: int, *, is_free: bool) -> bool:
+    def _agree(self, done: int, *, is_free: bool, is_wanted: bool, leaves: bool) -> bool:
         now, (before, asked_at) = time.monotonic(), self._asked
         left = self._kept_at + self._seconds - now
         step_s = max(now - asked_at, 1e-6) / max(done - before, 1)
         in_steps = max(1, int(min(left / 2 if left > 0 else self._seconds, _LONGEST_PAUSE_S) / step_s))
         is_first = self._communicator.rank == 0
-        answer = np.array([self.wanted or (is_first and left <= 0 and is_free), in_steps * is_first], np.int64)
+        is_due = is_wanted or leaves or (is_first and left <= 0 and is_free)
+        answer = np.array([is_due, in_steps * is_first, leaves], np.int64)
         if self._communicator.world_size > 1:
             self._communicator.allreduce_(answer, "max")
         self._asked = (done, now)
         self._ask_in(int(answer[1]))
+        self.someone_leaves = bool(answer[2])
         return bool(answer[0])
 
-    def kept(self) -> None:
+    def end_turn(self) -> None:
         """Counts the seconds from now on: a state was kept."""
-        self._kept_at, self.wanted = time.monotonic(), False
+        self._kept_at = time.monotonic()
