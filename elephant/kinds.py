@@ -131,20 +131,43 @@ def _some_text(value: Any) -> str:
 
 # A colon may also be part of a name.
 _METRIC = re.compile(r"(.+?)(?::(max|min))?")
-# What is in the names of metrics of which more is better; of all others, less is.
+# How the names of Keras' metrics end, and those of other usual ones, before a number. What comes before is the name of
+# an output or of a class, which may be any: layer2_loss, map_mae.
+_LESS_IS_BETTER = re.compile(
+    r"(?<![a-z])(loss|error|mae|mse|mape|msle|rmse|\w*crossentropy|hinge|divergence|poisson|logcosh|perplexity"
+    r"|false_(positives|negatives))([_@]?\d+)?$"
+)
 _MORE_IS_BETTER = re.compile(
-    r"acc|auc|precision|recall|f1|fbeta|iou|dice|r2|cosine_sim|hit|ndcg|mrr|map|true_|sensi|speci"
+    r"(?<![a-z0-9])(acc|accuracy|auc|precision|recall|sensitivity|specificity|f1|fbeta|io_?u|dice|r2|similarity"
+    r"|correlation|true_(positives|negatives)|ndcg|mrr|map|bleu)(_?score|_coef(ficient)?)?([_@]?\d+)?$"
 )
 
 
 def named_metric(text: str) -> tuple[str, bool]:
     """Returns the name of a metric, and whether more of it is better; see `METRIC`.
 
+    Raises:
+        ValueError: It does not say which way is better.
+
     >>> named_metric("val_loss"), named_metric("val_accuracy"), named_metric("val_gain:max")
     (('val_loss', False), ('val_accuracy', True), ('val_gain', True))
     """
-    name, direction = _METRIC.fullmatch(text).groups()  # type: ignore[union-attr]
-    return name, direction == "max" if direction else bool(_MORE_IS_BETTER.search(name.lower()))
+    match = _METRIC.fullmatch(text)
+    if match is None:
+        raise ValueError
+    name, direction = match.groups()
+    if direction is not None:
+        return name, direction == "max"
+    if _LESS_IS_BETTER.search(name.lower()):
+        return name, False
+    if _MORE_IS_BETTER.search(name.lower()):
+        return name, True
+    raise ValueError
+
+
+def _metric(value: Any) -> str:
+    named_metric(_text(value))
+    return str(value)
 
 
 def _path(value: Any) -> str:
@@ -380,8 +403,7 @@ METRIC = Kind(
     str,
     "the name of a metric, such as 'val_loss', and ':max' or ':min' behind it where the name does not say which way is "
     "better",
-    _text,
-    lambda text: _METRIC.fullmatch(text) is not None,
+    _metric,
     parse=_some_text,
 )
 PATH = Kind(str, "a path", _path, written="text", parse=_some_text)

@@ -28,6 +28,9 @@ from elephant.errors import ConfigurationError
         ({"gpu_transport": "nccl", "compression": "int8"}, "gpu_transport: expected no compression .*='int8'"),
         ({"gpu_transport": "nccl", "use_gpu": False}, "gpu_transport: expected use_gpu=True or 'auto' .*=False"),
         ({"resume": True}, "resume: expected checkpoint_path, .* Received: None"),
+        ({"checkpoint_seconds": 0}, "checkpoint_seconds: expected a positive number. Received: 0"),
+        ({"checkpoint_seconds": 5}, "checkpoint_seconds: expected checkpoint_path, .* Received: None, with .*=5.0"),
+        ({"keep_best": "val_loss"}, "keep_best: expected checkpoint_path, .* Received: None, with .*='val_loss'"),
         ({"mode": "both"}, "mode: expected one of synchronous, asynchronous, hogwild, gossip. Received: 'both'"),
     ],
 )
@@ -136,6 +139,10 @@ def test_rounds_when_options_do_not_go_with_them_then_say_so(options, message):
             "distribution: expected mode='synchronous'. .* no step that all workers compute together",
         ),
         ({"aggregation": "server"}, "distribution: expected aggregation='allreduce'"),
+        (
+            {"checkpoint_path": "kept", "checkpoint_seconds": 5},
+            "checkpoint_seconds: expected None with distribution, .* before the end of an epoch. Received: 5.0",
+        ),
     ],
     ids=str,
 )
@@ -156,6 +163,10 @@ def test_distribution_when_options_do_not_go_with_it_then_says_so(options, messa
         ({"num_workers": 5}, "a number of ranks that 2 stages divide. Received: 5 .num_workers=5, gpus_per_worker=1."),
         ({"mode": "asynchronous"}, "pipeline_stages: expected mode='synchronous'. .* no step that all workers"),
         ({"aggregation": "server"}, "pipeline_stages: expected aggregation='allreduce'"),
+        (
+            {"checkpoint_path": "kept", "checkpoint_seconds": 5},
+            "checkpoint_seconds: expected None with pipeline_stages, .* Use checkpoint_epochs, or leave pipeline_st",
+        ),
         ({"pipeline_stages": 1}, "pipeline_stages: expected an integer of at least 2, or the names of layers"),
         ({"pipeline_stages": ["a", "a"]}, "pipeline_stages: expected an integer of at least 2, or the names of layers"),
         ({"pipeline_stages": None, "micro_batches": 4}, "micro_batches: expected pipeline_stages, .*=4 without it"),

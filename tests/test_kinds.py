@@ -6,7 +6,7 @@ from tables import every_case
 
 from elephant.config import FitConfig, Timeouts
 from elephant.errors import ConfigurationError
-from elephant.kinds import INTEGER, NUMBER, SWITCH, TEXTS, one_of, plain
+from elephant.kinds import INTEGER, NUMBER, SWITCH, TEXTS, named_metric, one_of, plain
 from elephant.options import OPTION
 
 # An option, what is given, and what Python has of it.
@@ -65,6 +65,8 @@ REFUSED = [
     ("preprocessing", "mine:halved", "preprocessing: expected a function on a batch. Received: 'mine:halved'."),
     ("class_weight", {0: -1.0}, "class_weight: expected a dictionary of weights, finite and at least 0, by class"),
     ("class_weight", {0.5: 1.0}, "class_weight: expected a dictionary of weights"),
+    ("keep_best", "", "keep_best: expected the name of a metric, such as 'val_loss', and ':max' or ':min' behind it"),
+    ("keep_best", "val_gain", "keep_best: .* where the name does not say which way is better. Received: 'val_gain'."),
     ("timeouts", {"heartbeat": 5}, "timeouts: expected elephant.config.Timeouts, or seconds by the names connect_s"),
 ]
 
@@ -88,6 +90,32 @@ def test_value_when_text_of_a_configuration_then_is_what_python_would_be_given()
     for kind, text in ((INTEGER, "three"), (SWITCH, "yes"), (one_of("a", "b"), "c"), (OPTION["use_gpu"].kind, "maybe")):
         with pytest.raises((TypeError, ValueError)):
             kind.read(text)
+
+
+# Keras' own names among them; an output's name, which comes first, may look like that of a metric.
+MORE_IS_BETTER = (
+    "accuracy", "val_acc", "sparse_top_k_categorical_accuracy", "val_auc_1", "precision_at_recall", "f1_score",
+    "fbeta_score", "r2_score", "mean_io_u", "binary_io_u", "cosine_similarity", "concordance_correlation",
+    "true_positives", "specificity_at_sensitivity_2", "val_map50", "ndcg@10", "loss:max", "a:b:max",
+)  # fmt: skip
+LESS_IS_BETTER = (
+    "loss", "val_loss", "layer2_loss", "precision_loss", "map_mae", "val_mape", "mean_absolute_percentage_error",
+    "sparse_categorical_crossentropy", "kl_divergence", "squared_hinge", "poisson", "logcosh", "false_negatives_1",
+    "val_accuracy:min", "val_cost:min",
+)  # fmt: skip
+DIRECTIONS = [*((text, True) for text in MORE_IS_BETTER), *((text, False) for text in LESS_IS_BETTER)]
+
+
+@every_case(("text", "more_is_better"), DIRECTIONS)
+def test_metric_when_its_name_or_a_suffix_says_which_way_is_better_then_is_so(text, more_is_better):
+    assert named_metric(text) == (text.removesuffix(":max").removesuffix(":min"), more_is_better)
+
+
+@every_case("text", ["val_gain", "previous", "species_count", "accuracy_gap", ":max", "val_loss:maximum", ""])
+def test_metric_when_nothing_says_which_way_is_better_then_is_refused(text):
+    # A guess would have a fit keep the worst epoch, and remove the best.
+    with pytest.raises(ValueError):
+        named_metric(text)
 
 
 def test_plain_when_given_what_is_not_numpy_s_then_returns_it_as_it_is():

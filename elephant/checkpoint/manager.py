@@ -26,6 +26,7 @@ from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
+from elephant.checkpoint.retention import Objective, retained
 from elephant.checkpoint.state import (
     CheckpointManifest,
     FitState,
@@ -36,14 +37,12 @@ from elephant.checkpoint.state import (
     place_in_words,
     place_of,
 )
-from elephant.errors import CheckpointError, ConfigurationError
-from elephant.kinds import named_metric
+from elephant.errors import CheckpointError
 from elephant.net.buffers import portable
 from elephant.net.work_queue import WorkQueue
 from elephant.storage.folder import DAMAGES, DamagedError, Folder, checksum
 
 logger = logging.getLogger(__name__)
-CHECKPOINTS_TO_KEEP = 2
 
 
 class Summed:
@@ -147,13 +146,15 @@ class CheckpointManager:
         keep_best: str | None = None,
     ) -> None:
         self._folder = folder
-        self._best = None if keep_best is None else named_metric(keep_best)
+        self._objective = None if keep_best is None else Objective.of(keep_best)
         self._title, self._unit, self._again = f"{option}={folder.url}", unit, again
         # What is here from the beginning, and what this store has written: anything else is another fit's.
         self._known = set(self._names())
         # The last checkpoint that this store has read or written.
         self._last: tuple[FitState, CheckpointManifest] | None = None
         self._has_saved = False
+        # Of the checkpoint that the fit has gone on from.
+        self._epochs_before = 0
         # Manifests of which `latest` has found files damaged.
         self._damaged: set[str] = set()
 
@@ -185,20 +186,21 @@ class CheckpointManager:
         epochs: int | None = None,
         suits: Callable[[CheckpointManifest], bool] = lambda manifest: True,
     ) -> Checkpoint | None:
-        """Returns the newest checkpoint whose files are whole, of those that suit; None when there is none at all.
+        """Returns the newest checkpoint whose files are whole, of those that suit; None when there is none of these.
 
-        One whose model is not finite comes after those before it, unless nothing is left to train.
+        One whose model is not finite comes after those before it, unless nothing is left to train. So does one that
+        lies within an epoch which is not asked for.
 
         Args:
             epochs: Asked for now; None for as many as the fit was asked for.
             suits: Whether a fit can go on from one.
 
         Raises:
-            CheckpointError: There are checkpoints, and all are damaged; or they cannot be read.
+            CheckpointError: There are checkpoints that suit, and all are damaged; or they cannot be read.
         """
         damaged: dict[str, DamagedError | FileNotFoundError] = {}
         newest_first = [one for one in self._readable(note).items() if suits(one[1])][::-1]
-        for name, manifest in sorted(newest_first, key=lambda one: not (one[1].finite or one[1].is_done(epochs))):
+        for name, manifest in sorted(newest_first, key=lambda one: _reluctance(one[1], epochs)):
             try:
                 checkpoint = self._read(manifest, finished=manifest.is_done(epochs))
             except (DamagedError, FileNotFoundError) as error:
@@ -211,19 +213,19 @@ class CheckpointManager:
             except OSError as error:
                 raise self._unreadable(error) from error
             newest = newest_first[0][1]
-            if manifest.place < newest.place and not newest.finite:
+            if manifest.place != newest.place and not newest.finite:
                 note(
                     f"the model of {self._words(*newest.place)} in {self.url} has NaN or infinite weights: that of "
                     f"{self._words(*manifest.place)} is taken. Lower the learning rate, or clip gradients"
                 )
-            self._last = (checkpoint.state, manifest)
+            self._last, self._epochs_before = (checkpoint.state, manifest), manifest.epochs
             return checkpoint
         if damaged:
             raise self._all_damaged(damaged)
         return None
 
     def survey(self) -> list[SurveyedCheckpoint]:
-        """Returns the checkpoints that are here, the newest last, with what is wrong with them; reads all files.
+        """Returns the checkpoints that are here, the furthest last, with what is wrong with them; reads all files.
 
         Raises:
             CheckpointError: The folder or a file cannot be read.
@@ -325,25 +327,18 @@ class CheckpointManager:
         self._last, self._has_saved = (state, manifest), True
         self._prune({**before, name: manifest}, name, unreadable=bool(damaged))
 
-    def best_value(self, history: Mapping[str, Sequence[Any]]) -> float | None:
-        """Returns how good the last epoch of a history was, by the metric to keep the best of: more is better.
+    def value_of(self, state: FitState) -> float | None:
+        """Returns how good the epoch was at whose end a state is; None within one, or where no best one is kept.
 
-        None where nothing tells: no best is kept, or the metric is no finite number there.
+        Raises:
+            ConfigurationError: The fit has epochs, and they lack the metric to keep the best of.
         """
-        if self._best is None:
+        if self._objective is None:
             return None
-        name, more_is_better = self._best
-        value = (history.get(name) or [None])[-1]
-        if not isinstance(value, (int, float)) or not math.isfinite(value):
-            return None
-        return value if more_is_better else -value
-
-    def require_metric(self, state: FitState) -> None:
-        """Raises ConfigurationError where a state has epochs, and none has the metric to keep the best of."""
-        if self._best is not None and state.history and self._best[0] not in state.history:
-            raise ConfigurationError(
-                f"keepBest: expected a metric of the fit: {', '.join(state.history)}. Received: {self._best[0]!r}."
-            )
+        if state.epochs > self._epochs_before:
+            # Epochs before may have been without it.
+            self._objective.require_in(state.history)
+        return None if state.step else self._objective.value_of(state.history)
 
     def _words(self, epochs: int, step: int) -> str:
         return place_in_words(epochs, step, self._unit)
@@ -408,7 +403,7 @@ class CheckpointManager:
                 continue
             except OSError as error:
                 raise self._unreadable(error) from error
-        return dict(sorted(manifests.items(), key=lambda one: (*one[1].place, one[1].number))), damaged
+        return dict(sorted(manifests.items(), key=lambda one: one[1].age)), damaged
 
     def _names(self) -> list[str]:
         try:
@@ -444,32 +439,22 @@ class CheckpointManager:
 
     def _prune(self, manifests: Mapping[str, CheckpointManifest], written: str, *, unreadable: bool) -> None:
         """Removes all but the newest checkpoints, and what belongs to none: as far as the file system lets it."""
-        whole = {name: one for name, one in manifests.items() if name not in self._damaged}
-        # The later of two that share their state says more.
-        by_age = sorted(whole, key=lambda name: (*whole[name].place, whole[name].number))
-        ordered = list({whole[name].state.name: name for name in by_age}.values())
-        at_ends = [name for name in ordered if not whole[name].step]
-        # The one that was just written among them, though others were before it, which its fit has not gone on from.
-        newest = [*(name for name in ordered[-CHECKPOINTS_TO_KEEP:] if name != written), written]
-        # Only from there can other workers go on, or others' rows.
-        newest += at_ends[-1:]
-        values = {name: self.best_value(whole[name].history) for name in at_ends}
-        scored = [name for name in at_ends if values[name] is not None]
-        newest += [max(scored, key=lambda name: (values[name], -whole[name].epochs))] if scored else []
-        if not any(whole[name].finite for name in newest):
-            # There is nothing to go on from in a model of NaN.
-            newest += [name for name in ordered if whole[name].finite][-1:]
-        # Nothing is removed that cannot be read.
-        kept = {*newest, *(manifests.keys() - whole.keys())}
-        kept |= {file.name for name in kept for file in manifests[name].files}
-        removable = {*manifests, *(file.name for one in manifests.values() for file in one.files)}
-        if not unreadable:
-            # Otherwise nobody knows whose the other files are.
-            removable |= {name for name in self._known if not is_manifest(name)}
         try:
             self._folder.tidy()
-            names = {*self._names()} & removable - kept
-            for name in sorted(names, key=lambda name: (not is_manifest(name), name)):
+            here = {*self._names()}
+            whole = {
+                name: one
+                for name, one in manifests.items()
+                if name not in self._damaged and here.issuperset(file.name for file in one.files)
+            }
+            # Nothing is removed that cannot be read.
+            kept = {*retained(whole, written, self._objective), *(manifests.keys() - whole.keys())}
+            kept |= {file.name for name in kept for file in manifests[name].files}
+            removable = {*manifests, *(file.name for one in manifests.values() for file in one.files)}
+            if not unreadable:
+                # Otherwise nobody knows whose the other files are.
+                removable |= {name for name in self._known if not is_manifest(name)}
+            for name in sorted(here & removable - kept, key=lambda name: (not is_manifest(name), name)):
                 self._folder.remove(name)
         except Exception as error:
             # What is to be kept is written: whatever this file system raises, no fit ends of it.
@@ -503,6 +488,12 @@ class CheckpointManager:
         )
 
 
+def _reluctance(manifest: CheckpointManifest, epochs: int | None) -> tuple[bool, bool]:
+    """Returns why a fit of so many epochs goes on from another checkpoint rather than from this one; more is worse."""
+    is_beyond = manifest.step > 0 and epochs is not None and manifest.epochs >= epochs
+    return not (manifest.finite or manifest.is_done(epochs)), is_beyond
+
+
 def _is_finite(array: np.ndarray) -> bool:
     # numpy takes bfloat16 for no number.
     values = portable(array)
@@ -529,13 +520,15 @@ class CheckpointSink(Protocol):
 class CheckpointWriter:
     """Writes what it is given in a thread of its own; where states come faster than the disk, the newest one counts.
 
-    The best one of those that wait is written too. Leaving its ``with`` block waits for what is being written.
+    The best one of those that wait is written too, and one of an epoch's end does not go for one within the next epoch.
+    Leaving its ``with`` block waits for what is being written.
     """
 
     def __init__(self, checkpoints: CheckpointManager) -> None:
         self._checkpoints = checkpoints
         self._lock = threading.Lock()
         self._newest_state: FitState | None = None
+        # It waits for as long as the newest one does, which is the same one or came later.
         self._best_state: FitState | None = None
         self._best_value = -math.inf
         self._error: CheckpointError | None = None
@@ -547,12 +540,12 @@ class CheckpointWriter:
         Raises:
             ConfigurationError: It lacks the metric to keep the best of.
         """
-        self._checkpoints.require_metric(state)
-        value = None if state.step else self._checkpoints.best_value(state.history)
+        value = self._checkpoints.value_of(state)
         with self._lock:
             if value is not None and value > self._best_value:
                 self._best_state, self._best_value = state, value
-            self._newest_state = state
+            if not state.step or self._newest_state is None or self._newest_state.step:
+                self._newest_state = state
             self._queue.submit(self._save_waiting)
 
     def check(self) -> None:
@@ -575,13 +568,19 @@ class CheckpointWriter:
             raise error
 
     def _save_waiting(self) -> None:
+        while (state := self._next_state()) is not None:
+            error = self._failure_of(functools.partial(self._checkpoints.save, state))
+            with self._lock:
+                self._error = error or self._error
+
+    def _next_state(self) -> FitState | None:
+        """Returns the state to write now, the best one before the newest one; None where none waits."""
         with self._lock:
-            best, newest, self._best_state, self._newest_state = self._best_state, self._newest_state, None, None
-        for state in [best, newest] if best is not newest else [newest]:
-            if state is not None:
-                error = self._failure_of(functools.partial(self._checkpoints.save, state))
-                with self._lock:
-                    self._error = error or self._error
+            best, self._best_state = self._best_state, None
+            if best is not None and best is not self._newest_state:
+                return best
+            newest, self._newest_state = self._newest_state, None
+            return newest
 
     def _failure_of(self, write: Callable[[], None]) -> CheckpointError | None:
         """Returns why something could not be written; file systems of others have errors of their own kinds."""

@@ -199,7 +199,7 @@ class CheckpointManifest:
     """
 
     epochs: int
-    number: int  # counts the checkpoints of a folder: of two of one place, the later one has the higher number
+    number: int  # counts the checkpoints of a folder
     state: StoredFile
     step: int = 0  # of the epoch that has begun
     # the model's variables at the end of the fit, where they are others than those of the state
@@ -225,6 +225,11 @@ class CheckpointManifest:
     def place(self) -> tuple[int, int]:
         """Epochs that are done, and steps of the next one."""
         return self.epochs, self.step
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """Sorts by what is newer: of one epoch the one that came later, which a fit that went back has left."""
+        return self.epochs, self.number
 
     @property
     def files(self) -> list[StoredFile]:

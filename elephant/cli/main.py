@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from elephant import __version__
 from elephant.cluster.session import require_master
 from elephant.errors import ConfigurationError
+from elephant.kinds import METRIC
 from elephant.options import MODES, full_mode
 
 if TYPE_CHECKING:
@@ -223,7 +224,10 @@ def _add_checkpoints(add_parser: Callable[..., argparse.ArgumentParser]) -> None
     )
     checkpoints.add_argument("--json", action="store_true", help="print a line of JSON for each in place of the table")
     checkpoints.add_argument("--export", type=_text, metavar="FILE.keras", help="save the newest one that is whole")
-    checkpoints.add_argument("--epochs", type=_count, metavar="N", help="save the one after so many epochs")
+    checkpoints.add_argument("--epochs", type=_count, metavar="N", help="save the one at the end of so many epochs")
+    checkpoints.add_argument(
+        "--best", type=_metric, metavar="METRIC", help="save that of the best epoch: val_loss, val_auc, val_gain:max"
+    )
     checkpoints.add_argument(
         "--model", type=_text, metavar="MODEL", help="its layers: a .keras file, or module:function"
     )
@@ -280,6 +284,13 @@ def _text(text: str) -> str:
     if not text.strip():
         raise argparse.ArgumentTypeError("expected some text, received nothing")
     return text
+
+
+def _metric(text: str) -> str:
+    try:
+        return str(METRIC.value_of(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _count(text: str) -> int:

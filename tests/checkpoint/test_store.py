@@ -20,14 +20,15 @@ from elephant.errors import CheckpointError
 from elephant.storage.folder import DamagedError, LocalFolder, folder_at, sealed, unsealed
 
 
-def state_of(epochs, size=40):
-    rng = np.random.default_rng(epochs)
+def state_of(epochs, size=40, *, step=0):
+    rng = np.random.default_rng([epochs, step])
     arrays = named("model", [rng.normal(size=size).astype("float32"), np.int64(epochs) + np.zeros((), np.int64)])
-    return FitState(epochs=epochs, history={"loss": [1.0 / epochs] * epochs}, arrays=arrays, facts={"seed": epochs})
+    history = {"loss": [1.0 / (epochs or 1)] * epochs}
+    return FitState(epochs=epochs, step=step, history=history, arrays=arrays, facts={"seed": epochs})
 
 
 def require_equal(checkpoint, state):
-    assert checkpoint.state.epochs == state.epochs
+    assert (checkpoint.state.epochs, checkpoint.state.step) == (state.epochs, state.step)
     assert checkpoint.state.history == state.history
     assert checkpoint.state.facts == state.facts
     assert sorted(checkpoint.state.arrays) == sorted(state.arrays)
@@ -199,6 +200,7 @@ DAMAGES = {
     "empty": lambda path: path.write_bytes(b""),
     "a later format": lambda path: written_again(path, format=3),
     "epochs of another type": lambda path: written_again(path, epochs="x"),
+    "steps of another type": lambda path: written_again(path, step=-1),
     "facts of another type": lambda path: written_again(path, facts=[]),
     "history of another type": lambda path: written_again(path, history={"loss": 3}),
     "arrays that lie elsewhere": lambda path: written_again(path, state={**STATE, "name": "../../etc/passwd"}),
@@ -419,6 +421,86 @@ def test_store_when_it_goes_on_then_an_epoch_that_is_repeated_takes_the_place_of
     np.testing.assert_array_equal(latest(tmp_path).state.variables[0], np.full(3, 7.0))
 
 
+def test_store_when_states_lie_within_an_epoch_then_the_furthest_is_read_and_the_end_before_is_kept(tmp_path):
+    store = CheckpointManager(folder_at(str(tmp_path)))
+    for epochs, step in ((0, 7), (1, 0), (1, 9), (1, 10), (1, 100)):
+        store.save(state_of(epochs, step=step))
+    reader = CheckpointManager(folder_at(str(tmp_path)))
+    assert [manifest.place for manifest in reader.manifests()] == [(1, 0), (1, 10), (1, 100)]
+    assert [(one.epochs, one.step, one.error) for one in reader.survey()] == [
+        (1, 0, None),
+        (1, 10, None),
+        (1, 100, None),
+    ]
+    require_equal(reader.latest(), state_of(1, step=100))
+    # Names of others, or of none that was ever written, are nobody's to remove.
+    foreign = {"notes.json", "epoch-00000001.step-9.0123456789abcdef.json", "epoch-00000001.json"}
+    for name in foreign:
+        (tmp_path / name).write_text("{}")
+    reader.remove()
+    assert {*os.listdir(tmp_path)} == foreign
+
+
+def test_store_when_a_write_within_an_epoch_fails_then_leaves_nothing_of_it_and_says_what_is_left(tmp_path):
+    store = CheckpointManager(FailingFolder(tmp_path, 6))
+    store.save(state_of(1))
+    store.save(state_of(1, step=5))
+    before = sorted(os.listdir(tmp_path))
+    with pytest.raises(
+        CheckpointError, match="checkpoint of epoch 1 and 6 steps. Received: .* of epoch 1 and 5 steps is"
+    ):
+        store.save(state_of(1, step=6))
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_store_when_a_fit_cannot_go_on_from_some_then_takes_the_newest_of_those_that_suit(tmp_path):
+    store = saved(tmp_path, 1, 2)
+    store.save(state_of(2, step=5))
+    at_an_end = {"suits": lambda manifest: not manifest.step}
+    reader = CheckpointManager(folder_at(str(tmp_path)))
+    require_equal(reader.latest(**at_an_end), state_of(2))
+    assert reader.latest(suits=lambda manifest: False) is None
+    # With fewer epochs than before, the third is not asked for: the end of the second one is what there is to return.
+    require_equal(reader.latest(epochs=2), state_of(2))
+    require_equal(reader.latest(epochs=3), state_of(2, step=5))
+
+
+def test_store_when_a_fit_went_back_within_an_epoch_then_goes_on_from_what_it_has_left_since(tmp_path):
+    store = saved(tmp_path, 1)
+    store.save(state_of(1, step=240))
+    again = CheckpointManager(folder_at(str(tmp_path)))
+    # With other workers, say: what is further is of rows that these do not have.
+    require_equal(again.latest(suits=lambda manifest: not manifest.step), state_of(1))
+    again.save(state_of(1, step=60))
+    require_equal(latest(tmp_path), state_of(1, step=60))
+
+
+def test_store_when_the_best_one_has_lost_its_arrays_then_keeps_the_best_of_the_others(tmp_path):
+    store = CheckpointManager(folder_at(str(tmp_path)), keep_best="loss:max")
+    for epochs in (1, 2):
+        store.save(state_of(epochs))
+    (lost,) = tmp_path.glob("epoch-00000001.*.npz")
+    lost.unlink()
+    for epochs in (3, 4, 5):
+        store.save(state_of(epochs))
+    # A manifest whose arrays are gone is as one that cannot be read: it stays.
+    assert sorted({path.name[:14] for path in tmp_path.glob("*.npz")}) == [f"epoch-0000000{one}" for one in (2, 4, 5)]
+    assert list(tmp_path.glob("epoch-00000001.*.json"))
+
+
+def test_store_when_a_fit_goes_on_then_the_best_one_of_before_is_still_the_best(tmp_path):
+    first = CheckpointManager(folder_at(str(tmp_path)), keep_best="loss:max")
+    for epochs in (1, 2, 3):
+        first.save(state_of(epochs))
+    again = CheckpointManager(folder_at(str(tmp_path)), keep_best="loss:max")
+    require_equal(again.latest(), state_of(3))
+    again.save(state_of(4))
+    again.save(state_of(5))
+    again.finish(state_of(5).variables)
+    kept = CheckpointManager(folder_at(str(tmp_path))).manifests()
+    assert [(manifest.epochs, manifest.finished) for manifest in kept] == [(1, False), (4, False), (5, True)]
+
+
 @pytest.mark.parametrize("scheme", ["memory", "file"])
 def test_store_when_on_other_file_systems_then_works_alike(tmp_path, scheme):
     url = f"memory://kept-{os.getpid()}/fit" if scheme == "memory" else f"file://{tmp_path}/kept"
@@ -446,6 +528,13 @@ def test_checkpoint_when_of_the_first_format_then_its_variables_are_read_by_plac
     require_equal(latest(tmp_path), state_of(1))
     for value, expected in zip(latest(tmp_path).state.variables, state_of(1).arrays.values(), strict=True):
         np.testing.assert_array_equal(value, expected)
+
+
+def test_manifest_when_written_before_there_were_steps_then_is_that_of_an_epoch_s_end(tmp_path):
+    saved(tmp_path, 1)
+    (path,) = tmp_path.glob("*.json")
+    path.write_bytes(sealed({name: value for name, value in unsealed(path.read_bytes()).items() if name != "step"}))
+    require_equal(latest(tmp_path), state_of(1))
 
 
 def test_result_when_variables_have_paths_then_is_kept_by_them_in_their_order(tmp_path):
@@ -510,7 +599,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=5,
 )
-FIELDS = ["format", "epochs", "number", "state", "result", "finished", "history", "facts", "finite", "more"]
+FIELDS = ["format", "epochs", "step", "number", "state", "result", "finished", "history", "facts", "finite", "more"]
 
 
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON), JSON)

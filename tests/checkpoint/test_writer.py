@@ -7,7 +7,7 @@ import pytest
 
 from elephant.checkpoint.manager import CheckpointManager, CheckpointWriter
 from elephant.checkpoint.state import FitState, named
-from elephant.errors import CheckpointError
+from elephant.errors import CheckpointError, ConfigurationError
 from elephant.storage.folder import LocalFolder
 
 
@@ -24,8 +24,13 @@ class SlowFolder(LocalFolder):
         super().write(name, fill)
 
 
-def state_of(epochs):
-    return FitState(epochs=epochs, arrays=named("model", [np.full(3, float(epochs))]))
+def state_of(epochs, step=0, **history):
+    arrays = named("model", [np.full(3, float(epochs))])
+    return FitState(epochs=epochs, step=step, arrays=arrays, history={name: [one] for name, one in history.items()})
+
+
+def places_in(path):
+    return [manifest.place for manifest in CheckpointManager(LocalFolder(path)).manifests()]
 
 
 def test_states_when_they_come_faster_than_the_disk_then_the_newest_is_written(tmp_path):
@@ -41,6 +46,48 @@ def test_states_when_they_come_faster_than_the_disk_then_the_newest_is_written(t
     read = CheckpointManager(LocalFolder(tmp_path)).latest()
     assert (read.state.epochs, read.finished) == (4, True)
     assert sorted({path.name[:14] for path in tmp_path.iterdir()}) == ["epoch-00000001", "epoch-00000004"]
+
+
+def test_best_state_when_others_come_faster_than_the_disk_then_is_written_before_the_newest(tmp_path):
+    folder = SlowFolder(tmp_path)
+    with CheckpointWriter(CheckpointManager(folder, keep_best="val_loss")) as checkpoint_writer:
+        checkpoint_writer.keep(state_of(1, val_loss=9.0))
+        assert folder.begun.acquire(timeout=30)
+        for epochs, loss in ((2, 5.0), (3, 4.0), (4, 6.0), (5, float("nan")), (6, 7.0)):
+            checkpoint_writer.keep(state_of(epochs, val_loss=loss))
+        folder.may_go_on.release(100)
+        # It is the newest one that the fit ends with.
+        checkpoint_writer.finish(state_of(6).variables)
+    assert places_in(tmp_path) == [(3, 0), (6, 0)]
+    assert CheckpointManager(LocalFolder(tmp_path)).latest().finished
+
+
+def test_state_of_an_epoch_s_end_when_those_within_the_next_come_faster_than_the_disk_then_is_written(tmp_path):
+    folder = SlowFolder(tmp_path)
+    with CheckpointWriter(CheckpointManager(folder)) as checkpoint_writer:
+        checkpoint_writer.keep(state_of(0, 3))
+        assert folder.begun.acquire(timeout=30)
+        # Of those within an epoch, the newest one counts.
+        for state in (state_of(0, 6), state_of(0, 9), state_of(1), state_of(1, 3), state_of(1, 6)):
+            checkpoint_writer.keep(state)
+        folder.may_go_on.release(100)
+    assert places_in(tmp_path) == [(0, 3), (1, 0)]
+
+
+def test_keeper_when_the_fit_lacks_the_metric_to_keep_the_best_of_then_names_those_that_it_has(tmp_path):
+    with CheckpointWriter(CheckpointManager(LocalFolder(tmp_path), keep_best="val_loss")) as checkpoint_writer:
+        # Within the first epoch nobody knows.
+        checkpoint_writer.keep(state_of(0, 3))
+        with pytest.raises(ConfigurationError, match="keepBest: expected a metric of the fit: loss, acc. .*'val_loss'"):
+            checkpoint_writer.keep(state_of(1, loss=1.0, acc=0.5))
+        checkpoint_writer.keep(state_of(1, loss=1.0, val_loss=1.0))
+    store = CheckpointManager(LocalFolder(tmp_path), keep_best="val_acc")
+    store.latest()
+    with CheckpointWriter(store) as checkpoint_writer:
+        # Epochs of the fit before, which had other metrics.
+        checkpoint_writer.keep(state_of(1, 3, loss=1.0, val_loss=1.0))
+        with pytest.raises(ConfigurationError, match="Received: 'val_acc'"):
+            checkpoint_writer.keep(state_of(2, loss=1.0, val_loss=1.0))
 
 
 def test_keeper_when_a_write_fails_then_check_says_so_once(tmp_path):

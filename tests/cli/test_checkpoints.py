@@ -20,7 +20,7 @@ def small_model():
     return model
 
 
-def state_of(model, epochs):
+def state_of(model, epochs, step=0, losses=()):
     build_variables(model, None)
     facts = {
         "variables": paths_in_order(model),
@@ -28,8 +28,8 @@ def state_of(model, epochs):
         "optimizers": [],
         "num_workers": 2,
     }
-    history = {"loss": [float(epochs - epoch) for epoch in range(epochs)]}
-    return FitState(epochs=epochs, arrays=read_state(model), facts=facts, history=history)
+    history = {"loss": list(losses) or [float(epochs - epoch) for epoch in range(epochs)]}
+    return FitState(epochs=epochs, step=step, arrays=read_state(model), facts=facts, history=history)
 
 
 @pytest.fixture
@@ -55,7 +55,12 @@ def test_checkpoints_when_all_are_whole_then_lists_them_and_exits_with_0(kept, c
     assert [line.split()[:2] for line in lines] == [["2", "whole"], ["4", "whole"]] and "loss=1" in lines[1]
     assert main(["checkpoints", str(folder), "--json"]) == 0
     newest = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert newest["epochs"] == 4 and newest["whole"] and newest["workers"] == 2 and newest["metrics"] == {"loss": 1.0}
+    assert (
+        (newest["epochs"], newest["step"]) == (4, 0)
+        and newest["whole"]
+        and newest["workers"] == 2
+        and newest["metrics"] == {"loss": 1.0}
+    )
 
 
 def test_checkpoints_when_one_is_damaged_then_names_it_and_saves_the_one_before(kept, tmp_path, capsys):
@@ -78,6 +83,61 @@ def test_checkpoints_when_one_is_damaged_then_names_it_and_saves_the_one_before(
     assert "expected a checkpoint that is whole" in capsys.readouterr().err
 
 
+@pytest.fixture
+def kept_within(tmp_path):
+    """A folder whose second epoch is the best one, with a checkpoint after 120 steps of the fifth; bias by epoch."""
+    model, folder = small_model(), tmp_path / "within"
+    manager = CheckpointManager(folder_at(str(folder)), keep_best="loss")
+    losses = [5.0, 1.0, 4.0, 2.0]
+    for epochs, step in ((1, 0), (2, 0), (3, 0), (4, 0), (4, 120)):
+        build_variables(model, None)
+        model.layers[0].bias.assign(np.full(2, epochs + step / 1000))
+        manager.save(state_of(model, epochs, step, losses[:epochs]))
+    small_model().save(tmp_path / "layers.keras")
+    return folder
+
+
+def exported_bias(folder, tmp_path, *arguments):
+    saved, layers = str(tmp_path / "model.keras"), str(tmp_path / "layers.keras")
+    code = main(["checkpoints", str(folder), "--export", saved, "--model", layers, *arguments])
+    return keras.saving.load_model(saved).layers[0].bias.numpy()[0] if code == 0 else code
+
+
+def test_checkpoints_when_one_lies_within_an_epoch_then_says_so_and_epochs_means_their_ends(
+    kept_within, tmp_path, capsys
+):
+    assert main(["checkpoints", str(kept_within)]) == 0
+    assert [line.split("whole")[0].strip() for line in capsys.readouterr().out.splitlines()[1:]] == [
+        "2",
+        "4",
+        "4 + 120 steps",
+    ]
+    assert main(["checkpoints", str(kept_within), "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(row["epochs"], row["step"]) for row in rows] == [(2, 0), (4, 0), (4, 120)]
+    assert exported_bias(kept_within, tmp_path) == pytest.approx(4.12)
+    assert "after 4 epochs and 120 steps" in capsys.readouterr().out
+    assert exported_bias(kept_within, tmp_path, "--epochs", "4") == 4.0
+    assert exported_bias(kept_within, tmp_path, "--epochs", "3") == 1
+    assert "one after 3 epochs. Received: a folder with 2, 4, 4 + 120 steps" in capsys.readouterr().err
+
+
+def test_checkpoints_when_the_best_is_asked_for_then_saves_that_epoch_s_own_model(kept_within, tmp_path, capsys):
+    assert exported_bias(kept_within, tmp_path, "--best", "loss") == 2.0
+    # What the fit returned in the end is another model than the one whose metrics these are.
+    manager = CheckpointManager(folder_at(str(kept_within)))
+    state = manager.latest(suits=lambda manifest: not manifest.step).state
+    manager.finish([np.zeros_like(value) for value in state.variables], trained=False)
+    assert exported_bias(kept_within, tmp_path, "--best", "loss:max") == 4.0
+    assert exported_bias(kept_within, tmp_path, "--epochs", "4") == 0.0
+    capsys.readouterr()
+    assert exported_bias(kept_within, tmp_path, "--best", "val_loss") == 2
+    assert "--best: expected a metric of the fit: loss. Received: 'val_loss'" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        exported_bias(kept_within, tmp_path, "--best", "gain")
+    assert "--best: expected the name of a metric, such as 'val_loss', and ':max'" in capsys.readouterr().err
+
+
 def test_checkpoints_when_the_model_is_another_then_says_so(kept, tmp_path, capsys):
     folder, _ = kept
     other = keras.Sequential([keras.Input((3,)), keras.layers.Dense(5)])
@@ -94,6 +154,12 @@ def test_checkpoints_when_the_model_is_another_then_says_so(kept, tmp_path, caps
         (["--export", "model.keras"], 2, "--export FILE.keras and --model together"),
         (["--model", "m:build"], 2, "--export FILE.keras and --model together"),
         (["--epochs", "2"], 2, "--epochs: expected --export with it"),
+        (["--best", "loss"], 2, "--best: expected --export with it"),
+        (
+            ["--export", "model.keras", "--model", "m:build", "--epochs", "2", "--best", "loss"],
+            2,
+            "--best: expected no --epochs with it",
+        ),
         (["--export", "model.h5", "--model", "m:build"], 2, "a name that ends in .keras"),
         (["--export", "model.keras", "--model", "m:build"], 1, "a folder with none"),
         ([], 1, ""),
