@@ -241,7 +241,7 @@ class GradientAverager:
 
     @property
     def memory(self) -> list[np.ndarray]:
-        """Arrays that compression keeps from one step to the next, of all groups in the order in which they were made."""
+        """Arrays that compression keeps from one step to the next, of all groups as they were made."""
         return [array for group in self._groups.values() for array in group.memory]
 
     def remember(self, memory: Sequence[np.ndarray]) -> None:

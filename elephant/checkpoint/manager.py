@@ -12,6 +12,7 @@ A name is never used twice, so nothing that is valid is ever written over.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import math
@@ -43,6 +44,9 @@ from elephant.net.work_queue import WorkQueue
 from elephant.storage.folder import DAMAGES, DamagedError, Folder, checksum
 
 logger = logging.getLogger(__name__)
+# Its being there asks for a checkpoint; see `elephant.cli.checkpoint_request`.
+_WISH = "checkpoint.wanted"
+_WISH_POLL_S = 0.5
 
 
 class Summed:
@@ -223,6 +227,30 @@ class CheckpointManager:
         if damaged:
             raise self._all_damaged(damaged)
         return None
+
+    def wish(self) -> set[str]:
+        """Asks the fit that writes here for a checkpoint soon; returns the names of those that are here already.
+
+        Raises:
+            CheckpointError: The folder cannot be written to.
+        """
+        names = self.names_of_manifests()
+        try:
+            self._folder.replace(_WISH, lambda file: file.write(b"1"))
+        except OSError as error:
+            raise self._unreadable(error) from error
+        return names
+
+    def names_of_manifests(self) -> set[str]:
+        """Returns the names of the checkpoints that are here."""
+        return set(filter(is_manifest, self._names()))
+
+    def take_wish(self) -> bool:
+        """Returns whether somebody has asked for a checkpoint, once for each time."""
+        if not self._folder.has(_WISH):
+            return False
+        self._folder.remove(_WISH)
+        return True
 
     def survey(self) -> list[SurveyedCheckpoint]:
         """Returns the checkpoints that are here, the furthest last, with what is wrong with them; reads all files.
@@ -508,7 +536,14 @@ def _are_equal(values: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bo
 
 
 class CheckpointSink(Protocol):
-    """Receiver of the states that a fit could go on from."""
+    """Receiver of the states that a fit could go on from.
+
+    Attributes:
+        is_wanted: Whether somebody has asked for a state since this was read last.
+    """
+
+    @property
+    def is_wanted(self) -> bool: ...
 
     def keep(self, state: FitState) -> None:
         """Takes a state; returns at once."""
@@ -520,19 +555,38 @@ class CheckpointSink(Protocol):
 class CheckpointWriter:
     """Writes what it is given in a thread of its own; where states come faster than the disk, the newest one counts.
 
-    The best one of those that wait is written too, and one of an epoch's end does not go for one within the next epoch.
+    Written too are the best one of those that wait, and that of an epoch's end which others within the next one follow.
     Leaving its ``with`` block waits for what is being written.
     """
 
     def __init__(self, checkpoints: CheckpointManager) -> None:
         self._checkpoints = checkpoints
         self._lock = threading.Lock()
+        # That of an epoch's end that waits, and one within the next epoch.
+        self._end_state: FitState | None = None
         self._newest_state: FitState | None = None
-        # It waits for as long as the newest one does, which is the same one or came later.
         self._best_state: FitState | None = None
         self._best_value = -math.inf
         self._error: CheckpointError | None = None
         self._queue = WorkQueue("elephant-checkpoints")
+        self._wishes, self._closing = threading.Event(), threading.Event()
+        self._listener = threading.Thread(target=self._listen, name="elephant-checkpoint-wishes", daemon=True)
+        self._listener.start()
+
+    def _listen(self) -> None:
+        while not self._closing.wait(_WISH_POLL_S):
+            # A file system that fails here says so where checkpoints are written.
+            with contextlib.suppress(Exception):
+                if self._checkpoints.take_wish():
+                    self._wishes.set()
+
+    @property
+    def is_wanted(self) -> bool:
+        """True once after somebody has asked for a state; see `CheckpointManager.wish`."""
+        if not self._wishes.is_set():
+            return False
+        self._wishes.clear()
+        return True
 
     def keep(self, state: FitState) -> None:
         """Has a state written; returns at once.
@@ -544,8 +598,10 @@ class CheckpointWriter:
         with self._lock:
             if value is not None and value > self._best_value:
                 self._best_state, self._best_value = state, value
-            if not state.step or self._newest_state is None or self._newest_state.step:
+            if state.step:
                 self._newest_state = state
+            else:
+                self._end_state, self._newest_state = state, None
             self._queue.submit(self._save_waiting)
 
     def check(self) -> None:
@@ -574,11 +630,14 @@ class CheckpointWriter:
                 self._error = error or self._error
 
     def _next_state(self) -> FitState | None:
-        """Returns the state to write now, the best one before the newest one; None where none waits."""
+        """Returns the state to write now, in the order in which they came; None where none waits."""
         with self._lock:
             best, self._best_state = self._best_state, None
-            if best is not None and best is not self._newest_state:
+            if best is not None and best is not self._end_state:
                 return best
+            end, self._end_state = self._end_state, None
+            if end is not None:
+                return end
             newest, self._newest_state = self._newest_state, None
             return newest
 
@@ -595,9 +654,11 @@ class CheckpointWriter:
         return None
 
     def close(self) -> None:
-        """Waits for what is being written, and ends the thread."""
+        """Waits for what is being written, and ends the threads."""
+        self._closing.set()
         self._queue.wait()
         self._queue.close()
+        self._listener.join()
 
     def __enter__(self) -> CheckpointWriter:
         return self

@@ -81,6 +81,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from elephant.cli.verify import verify
 
             return verify(given.arguments)
+        if given.command == "checkpoint":
+            from elephant.cli.checkpoint_request import request_checkpoint
+
+            return request_checkpoint(given)
         if given.command == "checkpoints":
             from elephant.cli.checkpoints import checkpoints
 
@@ -190,6 +194,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_run(commands.add_parser)
     _add_report(commands.add_parser)
     _add_checkpoints(commands.add_parser)
+    _add_checkpoint_request(commands.add_parser)
     for name, text in _OF_SETTINGS.items():
         commands.add_parser(name, help=text, add_help=False)
     return parser
@@ -231,6 +236,18 @@ def _add_checkpoints(add_parser: Callable[..., argparse.ArgumentParser]) -> None
     checkpoints.add_argument(
         "--model", type=_text, metavar="MODEL", help="its layers: a .keras file, or module:function"
     )
+
+
+def _add_checkpoint_request(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
+    request = add_parser(
+        "checkpoint",
+        help="have a fit that runs make a checkpoint now",
+        description="Asks the fit that writes its checkpoints to a folder for one now, and waits until it is written.",
+    )
+    request.add_argument(
+        "path", type=_text, metavar="PATH", help="the fit's checkpointPath: a path, or a URL that pyarrow opens"
+    )
+    request.add_argument("--timeout", type=_seconds, default=60.0, metavar="S", help="seconds to wait for it (60)")
 
 
 def _add_run(add_parser: Callable[..., argparse.ArgumentParser]) -> None:

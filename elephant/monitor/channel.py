@@ -407,7 +407,7 @@ class ChannelClient:
         self.send(part, timeout_s=_RESULT_TIMEOUT_S)
         self._unsent -= 1
 
-    def await_kept(self, timeout_s: float) -> bool:
+    def await_receipt(self, timeout_s: float) -> bool:
         """Waits until the driver has the last state, or for so long; returns whether it has."""
         self._sending.wait()
         return self._is_here.wait(timeout_s)

@@ -54,10 +54,10 @@ from elephant.modeling.variables import (
 )
 from elephant.net.buffers import portable
 from elephant.rank.callbacks.checkpoint_moments import CheckpointMoments
+from elephant.rank.callbacks.end_notice import EndNotice
 from elephant.rank.callbacks.rank_callbacks import IdleSteps, any_rank
 from elephant.rank.callbacks.shared_state import assign, read
 from elephant.rank.job import Reporter, TrainingJob, as_numbers
-from elephant.rank.preemption import EndNotice
 from elephant.training.warmup import LearningRateWarmup
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ _REMEMBERED: dict[type, tuple[str, ...]] = {
     LearningRateWarmup: ("_targets", "_start"),
 }
 # A rank that was asked to end has a short time.
-_KEPT_WITHIN_S = 20.0
+_RECEIPT_S = 20.0
 States = list[dict[str, Any]]
 
 Arrays = dict[str, np.ndarray]
@@ -287,7 +287,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         if not within.moments.someone_leaves:
             return
         if self._communicator.rank == 0:
-            self._reporter.await_kept(_KEPT_WITHIN_S)
+            self._reporter.await_receipt(_RECEIPT_S)
         any_rank(False, self._communicator)
         if within.notice.is_given:
             raise PreemptedError(
@@ -393,7 +393,7 @@ def _by_rank(own: Mapping[str, Arrays], communicator: Communicator) -> Arrays:
 
 
 def _moving_paths(model: keras.Model) -> dict[str, keras.Variable]:
-    """Returns what layers learn without a gradient by path: of each rank's own rows, until the end of an epoch."""
+    """Returns by path the variables that layers learn without a gradient: each rank has its own within an epoch."""
     own = {id(variable) for variable in moving_statistics(model)}
     return {path: variable for path, variable in state_paths(model).items() if id(variable) in own}
 

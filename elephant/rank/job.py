@@ -181,7 +181,7 @@ class Reporter(StepReporter, Protocol):
 
     state_wanted: bool
 
-    def await_kept(self, timeout_s: float) -> bool:
+    def await_receipt(self, timeout_s: float) -> bool:
         """Waits until the driver has the last state, or for so long; returns whether it has."""
 
     def keep(self, state: FitState) -> None:

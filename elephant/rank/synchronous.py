@@ -38,6 +38,7 @@ from elephant.modeling.variables import (
 )
 from elephant.rank.callbacks.callback_rules import callbacks_of_rank, may_stop_in_batches
 from elephant.rank.callbacks.checkpoint_moments import CheckpointMoments
+from elephant.rank.callbacks.end_notice import EndNotice
 from elephant.rank.callbacks.rank_callbacks import (
     CallbackOrder,
     CollectiveStop,
@@ -66,7 +67,6 @@ from elephant.rank.job import (
 )
 from elephant.rank.keras_fit import FitCallbacks, StepRuns, fit_from
 from elephant.rank.metrics.batch_means import count_rows
-from elephant.rank.preemption import EndNotice
 from elephant.rank.rank_progress import RankWeight, StepCounter, StepTimes
 from elephant.rank.traced_step import TracedStep, average_gradients, leave_loops, steps_in_runs
 from elephant.rank.trials import rehearsal

@@ -28,8 +28,8 @@ from elephant.data.to_arrow import to_arrow
 from elephant.errors import ElephantError, PeerLostError, TrainingError, kind_of, text_of
 from elephant.monitor.events import RankFailure, TaskStarted
 from elephant.monitor.trace import Phases
+from elephant.rank.callbacks.end_notice import EndNotice
 from elephant.rank.executor import executor_id
-from elephant.rank.preemption import EndNotice
 from elephant.rank.rank_info import RankInfo
 from elephant.task.gpu_assignment import AssignedDevice
 from elephant.task.gpu_devices import TaskDevices, devices_of_task

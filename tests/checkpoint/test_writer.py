@@ -71,7 +71,7 @@ def test_state_of_an_epoch_s_end_when_those_within_the_next_come_faster_than_the
         for state in (state_of(0, 6), state_of(0, 9), state_of(1), state_of(1, 3), state_of(1, 6)):
             checkpoint_writer.keep(state)
         folder.may_go_on.release(100)
-    assert places_in(tmp_path) == [(0, 3), (1, 0)]
+    assert places_in(tmp_path) == [(1, 0), (1, 6)]
 
 
 def test_keeper_when_the_fit_lacks_the_metric_to_keep_the_best_of_then_names_those_that_it_has(tmp_path):

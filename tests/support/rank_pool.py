@@ -56,7 +56,7 @@ class Recording:
     is_free = True
     state_wanted = False
 
-    def await_kept(self, timeout_s):
+    def await_receipt(self, timeout_s):
         return True
 
     def keep(self, state):
