@@ -50,6 +50,7 @@ from elephant.errors import (
     CheckpointError,
     ConfigurationError,
     DataError,
+    PreemptedError,
     RowsMovedError,
     TrainingError,
     UnsupportedError,
@@ -345,6 +346,9 @@ class Recovery:
         """
         if isinstance(error, RowsMovedError) and state is not None and state.step:
             self._rows_moved = True
+            return True
+        if isinstance(error, PreemptedError) and self._config.max_restarts:
+            self._progress.note(f"the fit goes on without the worker that has left: {first_line(error)}")
             return True
         if not error.retryable or self._restarts >= self._config.max_restarts:
             return False

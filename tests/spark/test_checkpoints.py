@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import threading
 import time
 
@@ -48,8 +49,11 @@ def require_undisturbed(fitted, epochs):
     assert fitted.history["loss"] == pytest.approx(history["loss"], rel=1e-4)
 
 
-def waiting_callback(folder):
-    """Returns a callback that writes its process' id within the third epoch, and waits, in the first attempt."""
+def waiting_callback(folder, at):
+    """Returns a callback that waits in a batch of the third epoch, in the first attempt, with its ids in a file's name.
+
+    These are those of its process and of its Spark task's, and its rank.
+    """
 
     class Wait(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch, logs=None):
@@ -59,8 +63,9 @@ def waiting_callback(folder):
             import elephant
 
             go = os.path.join(folder, "go")
-            if self.epoch == 2 and batch == 2 and not os.path.exists(go):
-                name = f"{os.getpid()}-{elephant.collective.rank()}"
+            if self.epoch == 2 and batch == at and not os.path.exists(go):
+                task = os.environ["ELEPHANT_TASK_PROCESS"].split()[0]
+                name = f"{os.getpid()}-{task}-{elephant.collective.rank()}"
                 open(os.path.join(folder, name), "w").close()
                 while not os.path.exists(go):
                     time.sleep(0.05)
@@ -71,18 +76,20 @@ def waiting_callback(folder):
     return Wait()
 
 
-def rank_1_killed_once_waiting(folder):
-    """Kills the process of rank 1, in a thread, when both ranks wait; then lets the other one go."""
+def once_waiting(folder, do):
+    """Does something to rank 1, in a thread, when both ranks wait; then lets them go.
+
+    Args:
+        do: Takes the ids of its process and of its task's.
+    """
 
     def watch():
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
             names = [name for name in os.listdir(folder) if "-" in name]
             if len(names) == 2:
-                rank = psutil.Process(next(int(name.split("-")[0]) for name in names if name.endswith("-1")))
-                rank.kill()
-                # Only then, or the rank could still end the epoch.
-                rank.wait(timeout=60)
+                process, task, _ = next(name.split("-") for name in names if name.endswith("-1"))
+                do(int(process), int(task))
                 (folder / "go").touch()
                 return
             time.sleep(0.05)
@@ -92,12 +99,41 @@ def rank_1_killed_once_waiting(folder):
     return thread
 
 
+def killed(process, task):
+    # The other one goes on when it is gone, or it could still end the epoch.
+    rank = psutil.Process(process)
+    rank.kill()
+    rank.wait(timeout=60)
+
+
+def asked_to_end(process, task):
+    os.kill(task, signal.SIGTERM)
+    # The task hands it on in a thread.
+    time.sleep(1)
+
+
+@pytest.mark.slow("a fit that is started twice; tests/rank/test_checkpoints.py holds the parts")
+def test_fit_when_a_task_s_process_is_asked_to_end_then_leaves_its_state_and_goes_on_at_no_cost(
+    spark, tmp_path, capsys
+):
+    path, folder = tmp_path / "kept", tmp_path / "ranks"
+    folder.mkdir()
+    watcher = once_waiting(folder, asked_to_end)
+    options = {"checkpointPath": path, "maxRestarts": 1, "callbacks": [waiting_callback(str(folder), 0)]}
+    fitted = estimator(4, **options).fit(frame_of(spark))
+    watcher.join()
+    require_undisturbed(fitted, 4)
+    assert fitted.training_statistics == {"refused_connections": {}, "restarts": 0}
+    printed = capsys.readouterr().out
+    assert "rank 1 was asked to end (SIGTERM)" in printed and "going on after epoch 2 of 4 and 1 step" in printed
+
+
 @pytest.mark.slow("a fit that is started twice; tests/rank/test_checkpoints.py and test_recovery hold the parts")
 def test_fit_when_a_training_process_is_killed_then_goes_on_and_equals_one_process(spark, tmp_path, capsys):
     path, folder = tmp_path / "kept", tmp_path / "ranks"
     folder.mkdir()
-    watcher = rank_1_killed_once_waiting(folder)
-    options = {"checkpointPath": path, "maxRestarts": 1, "callbacks": [waiting_callback(str(folder))]}
+    watcher = once_waiting(folder, killed)
+    options = {"checkpointPath": path, "maxRestarts": 1, "callbacks": [waiting_callback(str(folder), 2)]}
     # Always due: there is a state after each step.
     fitted = estimator(3, checkpointSeconds=1e-9, **options).fit(frame_of(spark))
     watcher.join()
