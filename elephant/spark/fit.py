@@ -391,6 +391,12 @@ def train(rows: RowSource, job: TrainingJob, progress: Progress) -> FitResult:
             "mode='gossip': expected executors that reach the driver, which tells workers who their peers are. "
             "Received: a session in which rank 0 coordinates the fit. Use mode='synchronous' or 'asynchronous'."
         )
+    if (job.config.checkpoint_seconds or job.config.keep_best) and coordinates_on_executors(rows.session):
+        raise UnsupportedError(
+            "checkpointSeconds, keepBest: expected executors that reach the driver, which writes the checkpoints. "
+            "Received: a session in which rank 0 coordinates the fit: there is one checkpoint then, of the end. "
+            "Leave both out."
+        )
     job = replace(job, folder_of=functools.partial(checkpoint_folder, rows.session))
     recovery = Recovery(rows.session, job.config, progress)
     while True:

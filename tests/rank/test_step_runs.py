@@ -39,9 +39,10 @@ class Heard(keras.callbacks.Callback):
         self.ended.append((batch, self.share()))
 
 
-def runs_of(plan, rank, *, epochs, seconds_per_step):
+def runs_of(plan, rank, *, epochs, seconds_per_step, first=(0, 0), pause=0):
     """Returns the runs of steps, (epoch, first, count, known rows), and the callback that has heard of them."""
-    model, share, taken = keras.Sequential([keras.layers.Dense(1)]), RankWeight(plan, rank), []
+    model, share, taken = keras.Sequential([keras.layers.Dense(1)]), RankWeight(plan, rank, first), []
+    share.pause = pause
     model.compile("sgd", "mse")
 
     def steps(iterator, count, rows):
@@ -58,7 +59,7 @@ def runs_of(plan, rank, *, epochs, seconds_per_step):
     runs.on_train_begin()
     # Keras' own evaluation reads it.
     assert model.steps_per_execution == 1
-    for epoch in range(epochs):
+    for epoch in range(first[0], epochs):
         runs.on_epoch_begin(epoch)
         runs.on_train_batch_begin(0)
         model.train_function(iter(()))
@@ -82,6 +83,15 @@ def test_runs_when_ranks_are_uneven_then_have_each_step_once_and_one_weight_each
         (first, plan.share_at(rank, plan.number(epoch, first))) for epoch, first, _, _ in taken
     ]
     assert [batch for batch, _ in heard.ended] == [first + count - 1 for _, first, count, _ in taken]
+
+
+def test_runs_when_a_fit_begins_within_an_epoch_and_somebody_wants_to_look_then_begin_and_end_there():
+    plan = EpochPlan((400,), (0,), 4)
+    taken, _ = runs_of(plan, 0, epochs=3, seconds_per_step=0.0, first=(1, 37), pause=90)
+    steps = [(epoch, step) for epoch, first, count, _ in taken for step in range(first, first + count)]
+    assert steps == [(1, step) for step in range(37, 100)] + [(2, step) for step in range(100)]
+    assert all(first + count <= 90 or first >= 90 for _, first, count, _ in taken)
+    assert max(count for _, _, count, _ in taken) > 8
 
 
 def test_runs_when_steps_take_long_then_are_one_step_each():
