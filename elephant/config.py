@@ -123,6 +123,15 @@ class FitConfig(_OptionsOfFit):
         timeouts = Timeouts.of(values.pop("timeouts", {}))
         return cls(**values, timeouts=timeouts, asynchronous=AsynchronousOptions(**of_servers))
 
+    @property
+    def keeps_states(self) -> bool:
+        """True if a fit with these options can go on from states of before: in a folder, or in the driver's memory.
+
+        Where no rank has a whole model, it is for a folder alone that one is put together.
+        """
+        is_whole = self.pipeline_stages is None and self.distribution is None
+        return self.checkpoint_path is not None or (self.max_restarts > 0 and is_whole)
+
     def changed(self, **options: Any) -> FitConfig:
         """Returns the same options but for some."""
         return FitConfig(**{**vars(self), **options})

@@ -441,14 +441,23 @@ _ROUND_PAIRS = (
 )
 
 
-def _needs_folder(name: str) -> Pair:
-    """Returns the rule that an option about checkpoints goes with a folder for them alone."""
+def _needs_checkpoints(name: str, *, on_disk: bool) -> Pair:
+    """Returns the rule that an option about checkpoints goes with a place for them alone.
+
+    Args:
+        on_disk: Whether that has to be a folder. The driver's memory is one where a fit may be started again.
+    """
+    other = "" if on_disk else ", or max_restarts above 0, with which the driver keeps one in memory"
     return Pair(
         name,
         FIT,
-        lambda given: getattr(given, name) is None or given.checkpoint_path is not None,
         lambda given: (
-            f"checkpoint_path, the folder of the checkpoints that it is about. Received: None, with "
+            getattr(given, name) is None
+            or given.checkpoint_path is not None
+            or (not on_disk and given.max_restarts > 0)
+        ),
+        lambda given: (
+            f"checkpoint_path, the folder of the checkpoints that it is about{other}. Received: None, with "
             f"{name}={getattr(given, name)!r}. Pass the path, or leave {name} out."
         ),
     )
@@ -570,8 +579,8 @@ PAIRS = (
         lambda given: given.port + given.parameter_servers <= 65536,
         lambda given: f"0, or a port of at most {65536 - given.parameter_servers}. Received: {given.port!r}.",
     ),
-    _needs_folder("checkpoint_seconds"),
-    _needs_folder("keep_best"),
+    _needs_checkpoints("checkpoint_seconds", on_disk=False),
+    _needs_checkpoints("keep_best", on_disk=True),
     _excludes_moments("pipeline_stages"),
     _excludes_moments("distribution"),
     Pair(

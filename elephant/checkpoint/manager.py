@@ -337,7 +337,7 @@ class CheckpointManager:
                 finished=finished,
                 history=state.history,
                 facts=state.facts,
-                finite=all(_is_finite(array) for array in state.variables),
+                finite=all(is_finite(array) for array in state.variables),
             )
             if result is not None and not _are_equal(result, state.variables):
                 name = file_name(*place, writing, "result.npz")
@@ -522,7 +522,8 @@ def _reluctance(manifest: CheckpointManifest, epochs: int | None) -> tuple[bool,
     return not (manifest.finite or manifest.is_done(epochs)), is_beyond
 
 
-def _is_finite(array: np.ndarray) -> bool:
+def is_finite(array: np.ndarray) -> bool:
+    """Returns whether an array has neither NaN nor infinity."""
     # numpy takes bfloat16 for no number.
     values = portable(array)
     return values.dtype.kind not in "fc" or bool(np.isfinite(values).all())

@@ -121,7 +121,7 @@ def is_saved(done: int, config: FitConfig, *, stopped: bool) -> bool:
     >>> [is_saved(done, config, stopped=False) for done in range(1, 6)]
     [False, True, False, True, True]
     """
-    if config.checkpoint_path is None:
+    if not config.keeps_states:
         return False
     return stopped or done % config.checkpoint_epochs == 0 or done >= config.epochs
 

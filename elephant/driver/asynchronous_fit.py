@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from elephant.checkpoint.manager import CheckpointSink, CheckpointWriter
+from elephant.checkpoint.manager import CheckpointSink
 from elephant.cluster.addresses import driver_addresses
 from elephant.cluster.spark_job import end_attempt
 from elephant.driver.coordinator import Coordinator, EventSource, FitResult, refusals
@@ -37,7 +37,7 @@ def train_workers(
     job: TrainingJob,
     model: ServerModel,
     progress: Progress,
-    checkpoint_writer: CheckpointWriter | None = None,
+    checkpoint_writer: CheckpointSink | None = None,
 ) -> FitResult:
     """Trains on workers that go at their own pace against parameter servers; afterwards the model has their weights.
 
@@ -68,7 +68,7 @@ def _attempt_with_servers(
     job: TrainingJob,
     model: ServerModel,
     progress: Progress,
-    checkpoint_writer: CheckpointWriter | None,
+    checkpoint_writer: CheckpointSink | None,
     rows: RowSource,
 ) -> Iterator[RunAttempt[FitResult]]:
     session, addresses = rows.session, driver_addresses(rows.session)
@@ -206,7 +206,7 @@ def _train_on_executors(
     job: TrainingJob,
     model: ServerModel,
     progress: Progress,
-    checkpoint_writer: CheckpointWriter | None,
+    checkpoint_writer: CheckpointSink | None,
 ) -> FitResult:
     """Runs a fit whose executors do not reach the driver: servers, channel and callbacks are beside rank 0."""
     from pyspark import cloudpickle

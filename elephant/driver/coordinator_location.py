@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from elephant.checkpoint.manager import CheckpointWriter
+from elephant.checkpoint.manager import CheckpointSink
 from elephant.cluster.addresses import driver_addresses
 from elephant.cluster.checks.executor_facts import ask_executors
 from elephant.cluster.session import is_remote, setting
@@ -199,7 +199,7 @@ def barrier_attempts(
     progress: Progress,
     *,
     result: Callable[[Coordinator, RankJob], Result],
-    checkpoint_writer: CheckpointWriter | None = None,
+    checkpoint_writer: CheckpointSink | None = None,
     turns: DriverTurns | None = None,
 ) -> Callable[[RowSource], AbstractContextManager[RunAttempt[Result]]]:
     """Returns a function that opens an attempt at ranks of one barrier job, with the coordinator where it can be.

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
-from elephant.checkpoint.manager import CheckpointWriter
+from elephant.checkpoint.manager import CheckpointSink
 from elephant.cluster.session import setting
 from elephant.cluster.spark_job import SparkJob
 from elephant.driver.coordinator import Coordinator
@@ -117,7 +117,7 @@ def attempt_beside_rank_0(
     rows: RowSource,
     *,
     result: Callable[[Coordinator, RankJob], Result],
-    checkpoint_writer: CheckpointWriter | None = None,
+    checkpoint_writer: CheckpointSink | None = None,
 ) -> Iterator[RunAttempt[Result]]:
     """Opens an attempt at ranks whose coordinator is beside rank 0, for the ``with`` block.
 
@@ -140,7 +140,7 @@ def attempt_beside_rank_0(
 def replay_coordinator(
     events: LoggedEvents,
     progress: Progress,
-    checkpoint_writer: CheckpointWriter | None = None,
+    checkpoint_writer: CheckpointSink | None = None,
     *,
     ranks_per_task: int = 1,
 ) -> Coordinator:

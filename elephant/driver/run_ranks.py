@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from elephant.checkpoint.manager import CheckpointWriter
+from elephant.checkpoint.manager import CheckpointSink
 from elephant.cluster.executors import awaited_slots
 from elephant.cluster.spark_job import SparkWords
 from elephant.config import Timeouts
@@ -164,7 +164,7 @@ def attempt_here(
     rows: Rows,
     *,
     result: Callable[[Coordinator, RankJob], Result],
-    checkpoint_writer: CheckpointWriter | None = None,
+    checkpoint_writer: CheckpointSink | None = None,
     turns: DriverTurns | None = None,
 ) -> Iterator[RunAttempt[Result]]:
     """Opens an attempt at ranks that need each other, with the coordinator in this process, for the ``with`` block.

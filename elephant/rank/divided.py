@@ -200,5 +200,5 @@ def _prepared_model(job: TrainingJob, feed: BatchFeed, plan: EpochPlan, world: C
 def is_looked_at(job: TrainingJob) -> bool:
     """Returns whether callbacks or checkpoints see the model before training has ended; the same on all ranks."""
     on_ranks = [one for one in job.callbacks if type(one) is not keras.callbacks.Callback]
-    others = (job.driver_reads, job.state, job.config.checkpoint_path)
+    others = (job.driver_reads, job.state, job.config.keeps_states or None)
     return bool(on_ranks or job.outside) or any(one is not None for one in others)

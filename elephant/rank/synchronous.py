@@ -201,8 +201,8 @@ def train_rank(
         changes.own_errors(),
         api.exchanging(replicas, weight, lambda: weight.in_step and job.config.averages_gradients),
         _averaged_gradients(model, job, feed, replicas, weight, stop, traced_step) as (averager, trial),
-        # Without a folder for the state, a process that is to end has nothing to wait for.
-        notice.heeded() if job.config.checkpoint_path is not None else contextlib.nullcontext(),
+        # Where no state is kept, a process that is to end has nothing to wait for.
+        notice.heeded() if job.config.keeps_states else contextlib.nullcontext(),
     ):
         callbacks = callbacks_of_fit(
             job, feed, plan, world, replicas, weight, stop, reporter, trial=trial, averager=averager, notice=notice
@@ -403,7 +403,7 @@ def callbacks_of_fit(
         wait_s = config.timeouts.collective_s / 2
         turn = DriverTurn(world, reporter, told=job.driver_reads, steps=plan.steps, feed=feed, wait_s=wait_s)
         callbacks[order.DRIVER] = [turn]
-    if config.checkpoint_path is not None or job.state is not None:
+    if config.keeps_states or job.state is not None:
         within = None
         if notice is not None:
             within = _state_within(job, feed, replicas, weight, callbacks, averager, notice)

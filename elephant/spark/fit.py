@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from elephant.checkpoint.manager import Checkpoint, CheckpointManager, CheckpointWriter
+from elephant.checkpoint.manager import Checkpoint, CheckpointManager, CheckpointSink, CheckpointWriter
+from elephant.checkpoint.memory import StatesInMemory
 from elephant.checkpoint.state import (
     CheckpointManifest,
     FitState,
@@ -237,7 +238,7 @@ def options_of_fit(info: Mapping[str, Any], url: str) -> Mapping[str, Any]:
     return options
 
 
-def _other_batches(manifest: CheckpointManifest, config: FitConfig) -> str:
+def _other_batches(manifest: CheckpointManifest | FitState, config: FitConfig) -> str:
     """Returns why a fit has other batches than that of a checkpoint; nothing where it has the same."""
     kept = manifest.facts.get("fit")
     kept = kept if isinstance(kept, Mapping) else {}
@@ -259,7 +260,9 @@ class Recovery:
     def __init__(self, session: SparkSession, config: FitConfig, progress: Progress) -> None:
         self._config = config
         self._progress = progress
-        self._checkpoints = open_checkpoints(session, config)
+        self._checkpoints: CheckpointManager | StatesInMemory | None = open_checkpoints(session, config)
+        if self._checkpoints is None and config.keeps_states:
+            self._checkpoints = StatesInMemory()
         self._restarts = 0
         # Whether ranks have other rows than those of checkpoints within an epoch.
         self._rows_moved = False
@@ -268,9 +271,9 @@ class Recovery:
         """Returns the checkpoint to go on from."""
         if self._checkpoints is None:
             return None
-        left_out: list[CheckpointManifest] = []
+        left_out: list[CheckpointManifest | FitState] = []
 
-        def suits(manifest: CheckpointManifest) -> bool:
+        def suits(manifest: CheckpointManifest | FitState) -> bool:
             if self._suits(manifest):
                 return True
             left_out.append(manifest)
@@ -298,14 +301,14 @@ class Recovery:
                 self._progress.note(change)
         return checkpoint
 
-    def _suits(self, manifest: CheckpointManifest) -> bool:
+    def _suits(self, manifest: CheckpointManifest | FitState) -> bool:
         """Returns whether the fit can go on from a checkpoint: within an epoch, as long as batches are the same."""
         is_next = manifest.epochs < self._config.epochs and not self._rows_moved
         return not manifest.step or (is_next and not _other_batches(manifest, self._config))
 
-    def _note_left_out(self, left_out: Sequence[CheckpointManifest], taken: Checkpoint | None) -> None:
+    def _note_left_out(self, left_out: Sequence[CheckpointManifest | FitState], taken: Checkpoint | None) -> None:
         """Says what is lost of the newest checkpoint where that is one within an epoch which does not suit."""
-        newest = max(left_out, key=lambda manifest: manifest.place, default=None)
+        newest = max(left_out, key=lambda manifest: (manifest.epochs, manifest.step), default=None)
         done = 0 if taken is None else taken.state.epochs
         if newest is None or not done <= newest.epochs < self._config.epochs or (taken and taken.state.step):
             return
@@ -330,9 +333,11 @@ class Recovery:
             statistics={"refused_connections": {}, **self.counted({})},
         )
 
-    def writer(self) -> contextlib.AbstractContextManager[CheckpointWriter | None]:
-        """Returns a writer of checkpoints for a ``with`` block; it is None where none are wanted."""
-        return contextlib.nullcontext() if self._checkpoints is None else CheckpointWriter(self._checkpoints)
+    def writer(self) -> contextlib.AbstractContextManager[CheckpointWriter | StatesInMemory | None]:
+        """Returns what takes the fit's states, for a ``with`` block; it is None where none are wanted."""
+        if isinstance(self._checkpoints, CheckpointManager):
+            return CheckpointWriter(self._checkpoints)
+        return contextlib.nullcontext() if self._checkpoints is None else self._checkpoints
 
     def counted(self, statistics: Mapping[str, object]) -> dict[str, object]:
         """Returns the statistics of a fit with the number of restarts, where there may be any."""
@@ -399,6 +404,9 @@ def train(rows: RowSource, job: TrainingJob, progress: Progress) -> FitResult:
         )
     job = replace(job, folder_of=functools.partial(checkpoint_folder, rows.session))
     recovery = Recovery(rows.session, job.config, progress)
+    if job.config.checkpoint_path is None and coordinates_on_executors(rows.session):
+        # What rank 0 keeps there comes with the end of its job, or is lost with it.
+        job = replace(job, config=job.config.changed(max_restarts=0))
     while True:
         checkpoint = recovery.latest()
         if checkpoint is not None and checkpoint.finished:
@@ -417,7 +425,7 @@ def train(rows: RowSource, job: TrainingJob, progress: Progress) -> FitResult:
         return replace(result, history=history, statistics=recovery.counted(result.statistics))
 
 
-def _finish(checkpoint_writer: CheckpointWriter, result: FitResult) -> None:
+def _finish(checkpoint_writer: CheckpointWriter | StatesInMemory, result: FitResult) -> None:
     try:
         # A fit that was lost between its last epoch and its end has none left to train.
         checkpoint_writer.finish(result.variables, trained=any(result.history.values()))
@@ -427,7 +435,7 @@ def _finish(checkpoint_writer: CheckpointWriter, result: FitResult) -> None:
 
 
 def train_synchronously(
-    rows: RowSource, job: TrainingJob, progress: Progress, checkpoint_writer: CheckpointWriter | None = None
+    rows: RowSource, job: TrainingJob, progress: Progress, checkpoint_writer: CheckpointSink | None = None
 ) -> FitResult:
     """Trains on ranks that take every step together.
 
@@ -472,7 +480,7 @@ def _ended(epochs: SynchronousEpochs, coordinator: Coordinator) -> FitResult:
 
 
 def train_asynchronously(
-    rows: RowSource, job: TrainingJob, progress: Progress, checkpoint_writer: CheckpointWriter | None = None
+    rows: RowSource, job: TrainingJob, progress: Progress, checkpoint_writer: CheckpointSink | None = None
 ) -> FitResult:
     """Trains on workers that go at their own pace, against parameter servers or in pairs.
 

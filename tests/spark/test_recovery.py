@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from elephant import KerasEstimator
-from elephant.checkpoint.manager import CheckpointManager
+from elephant.checkpoint.manager import CheckpointManager, CheckpointWriter
 from elephant.checkpoint.state import FitState, identity_of, is_saved, named
 from elephant.config import FitConfig
 from elephant.data.schema import RowSpec, TensorSpec
@@ -74,13 +74,16 @@ class Fit:
         return FitResult(variables=[np.full(2, weights)], rows=ROWS, history={"loss": new})
 
     def _keep(self, checkpoint_writer, state, weights):
+        if checkpoint_writer is None:
+            return
         if not state.step and not is_saved(state.epochs, self.config, stopped=False):
             return
         facts = {"fit": identity_of(self.config), "rows": ROWS.to_json(), "stopped": False}
         facts |= {"optimizer_names": [], "callbacks": []}
         arrays = named("model", [np.full(2, weights)])
         checkpoint_writer.keep(replace(state, arrays=arrays, facts=facts))
-        checkpoint_writer._queue.wait()
+        if isinstance(checkpoint_writer, CheckpointWriter):
+            checkpoint_writer._queue.wait()
         checkpoint_writer.check()
 
 
@@ -101,8 +104,15 @@ def test_fit_when_it_is_lost_then_goes_on_from_the_checkpoint_and_counts(tmp_pat
     assert "going on after epoch 3 of 4" in fit.out.getvalue()
 
 
-def test_fit_when_it_is_lost_without_checkpoints_then_begins_anew():
-    fit = Fit({1: lost()}, max_restarts=1)
+def test_fit_when_it_is_lost_without_a_folder_then_goes_on_from_the_driver_s_memory():
+    fit = Fit({0.5: lost(), 1: lost(), 2.5: lost()}, max_restarts=3)
+    require_whole(fit.train())
+    assert fit.begun == [(0, 0), (0, 7), (2, 0), (2, 7)]
+    assert "going on after epoch 2 of 4, from the checkpoint in the driver's memory" in fit.out.getvalue()
+
+
+def test_fit_when_it_is_lost_with_a_model_that_no_rank_has_as_a_whole_then_begins_anew():
+    fit = Fit({1: lost()}, max_restarts=1, num_workers=2, pipeline_stages=2)
     require_whole(fit.train())
     assert fit.epochs == [0, 1, 0, 1, 2, 3]
 

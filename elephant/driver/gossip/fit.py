@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from elephant.checkpoint.manager import CheckpointWriter
+from elephant.checkpoint.manager import CheckpointSink
 from elephant.cluster.spark_job import end_attempt
 from elephant.driver.asynchronous_fit import partitioned
 from elephant.driver.coordinator import Coordinator, FitResult, refusals
@@ -84,7 +84,7 @@ def train_in_gossip(
     job: TrainingJob,
     model: ServerModel,
     progress: Progress,
-    checkpoint_writer: CheckpointWriter | None = None,
+    checkpoint_writer: CheckpointSink | None = None,
 ) -> FitResult:
     """Trains on workers that average their weights in pairs; afterwards the model has the average of them all.
 
@@ -127,7 +127,7 @@ def gossip_attempt(
     job: TrainingJob,
     model: ServerModel,
     progress: Progress,
-    checkpoint_writer: CheckpointWriter | None,
+    checkpoint_writer: CheckpointSink | None,
     end_attempt: Callable[[int], bool] | None,
     rows: Any,
 ) -> Iterator[RunAttempt[FitResult]]:

@@ -180,7 +180,7 @@ class BatchFeed:
         self._training_tensors = Tensors(self._changed, class_weight)
         # None where rows are drawn from the order in which they were delivered.
         self._content, self.digest = None, np.zeros(2, np.int64)
-        if config.checkpoint_path is not None or _needs_content_order(config):
+        if config.keeps_states or _needs_content_order(config):
             hashes = content_hashes(shard)
             places = np.uint64(1) if config.shuffle else 2 * np.arange(len(hashes), dtype=np.uint64) + np.uint64(1)
             self.digest[:] = len(hashes), np.sum(hashes * places).view(np.int64)
@@ -352,4 +352,4 @@ def _needs_content_order(config: FitConfig) -> bool:
     A worker that is run again goes on where its predecessor ended, and must meet the same rows there; so must
     the ranks of a fit that goes on from a checkpoint.
     """
-    return config.shuffle and (not config.is_synchronous or config.checkpoint_path is not None)
+    return config.shuffle and (not config.is_synchronous or config.keeps_states)
