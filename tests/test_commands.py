@@ -24,10 +24,11 @@ _NOT_RUN = {
     ("CONTRIBUTING.md", 0): "make's targets run these tests",
     ("benchmarks/README.md", 0): "measures for hours on a quiet machine, some as root",
     ("benchmarks/README.md", 1): "measures for a quarter of an hour; tests/test_benchmark_results.py runs its program",
+    ("docs/checkpoints.md", 0): "needs checkpoints of a fit; tests/cli/test_checkpoints.py runs the program on some",
     (
         "docs/checkpoints.md",
-        0,
-    ): "needs the checkpoints of a fit; tests/cli/test_checkpoints.py runs the program on some",
+        1,
+    ): "needs a fit that runs; tests/cli/test_checkpoint_request.py runs the program beside one",
     ("docs/clusters.md", 0): "needs YARN; tests/yarn submits the job to a YARN of its own",
     ("docs/clusters.md", 1): "needs Kubernetes; tests/kubernetes submits the job to pods of its own",
     ("docs/development.md", 0): "make's targets run these tests",

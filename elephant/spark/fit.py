@@ -334,7 +334,7 @@ class Recovery:
         )
 
     def writer(self) -> contextlib.AbstractContextManager[CheckpointWriter | StatesInMemory | None]:
-        """Returns what takes the fit's states, for a ``with`` block; it is None where none are wanted."""
+        """Returns a receiver of the fit's states, for a ``with`` block; it is None where none are wanted."""
         if isinstance(self._checkpoints, CheckpointManager):
             return CheckpointWriter(self._checkpoints)
         return contextlib.nullcontext() if self._checkpoints is None else self._checkpoints
