@@ -199,6 +199,7 @@ class DriverCallbacks:
             [*callbacks, self._remote, self._last], model=model, epochs=epochs, steps=steps, verbose=0
         )
         self._rate = constant_rate(model)
+        self._begun: int | None = None
         self.stopped = False
 
     def begin(self) -> None:
@@ -206,17 +207,33 @@ class DriverCallbacks:
         self._model.stop_training = False
         if self._state is None:
             self._callbacks.on_train_begin()
+            self._begin_epoch(0)
         else:
             self._begin_again(self._state)
-        first = 0 if self._state is None else self._state.epochs
-        if first < self._epochs:
-            self._callbacks.on_epoch_begin(first)
         self._do_what_they_asked()
+
+    def has_begun(self, epoch: int) -> bool:
+        """Returns whether it has told that an epoch, from zero, begins; what callbacks remember is as of then."""
+        return self._begun == epoch
+
+    def _begin_epoch(self, epoch: int) -> None:
+        if epoch < self._epochs:
+            self._callbacks.on_epoch_begin(epoch)
+            self._begun = epoch
 
     def _begin_again(self, state: FitState) -> None:
         self._appending = [(one, one.append) for one in self._own if isinstance(one, keras.callbacks.CSVLogger)]
         continue_files(self._own)
         self._callbacks.on_train_begin()
+        # What they do when the epoch begins is in what they remember, and in the rate, or is to come.
+        if state.step or state.facts.get("begun"):
+            self._begin_epoch(state.epochs)
+            self._restore(state)
+        else:
+            self._restore(state)
+            self._begin_epoch(state.epochs)
+
+    def _restore(self, state: FitState) -> None:
         restore_states(zip(self._own, state.facts["callbacks"], strict=False), state.arrays)
         if self._rate is not None:
             # They have begun as if training did: some change the learning rate then.
@@ -238,8 +255,8 @@ class DriverCallbacks:
             self._refresh(self._model)
         self._callbacks.on_epoch_end(epoch, logs)
         self._do_what_they_asked()
-        if not self.stopped and epoch + 1 < self._epochs:
-            self._callbacks.on_epoch_begin(epoch + 1)
+        if not self.stopped:
+            self._begin_epoch(epoch + 1)
             self._do_what_they_asked()
         return self._last.logs
 
@@ -330,6 +347,10 @@ class DriverEpochs:
     def begin(self) -> None:
         """Tells the callbacks that training begins."""
         self._callbacks.begin()
+        rate = constant_rate(self._model.model)
+        if self._job.state is not None and not self._job.config.pushes_gradients and rate is not None:
+            # Workers have optimizers of their own, as they were compiled.
+            self._servers.set_rate(rate)
         self._open(self._job.first_epoch)
 
     @on_cpu()
@@ -372,6 +393,7 @@ class DriverEpochs:
             "variables": paths_in_order(model),
             "optimizer_names": self._model.optimizer_names,
             "callbacks": states,
+            "begun": self._callbacks.has_begun(done),
             "ledgers": [{str(partition): entry for partition, entry in one.items()} for one in kept.ledgers],
             "parts": pending,
         }

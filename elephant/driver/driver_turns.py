@@ -234,7 +234,10 @@ class SynchronousEpochs:
         )
         known = dict(enumerate(state.facts["callbacks"]))
         states = [one if place in here else known[place] for place, one in enumerate(states)]
-        return replace(state, facts={**state.facts, "callbacks": states}, arrays={**state.arrays, **arrays})
+        # At the end of an epoch those on the ranks have not heard that the next one begins.
+        begun = self._callbacks is not None and self._callbacks.has_begun(state.epochs)
+        facts = {**state.facts, "callbacks": states, "begun": begun}
+        return replace(state, facts=facts, arrays={**state.arrays, **arrays})
 
     @on_cpu()
     def end(self, variables: Sequence[np.ndarray], rows: RowSpec, epochs: Sequence[EpochEnded]) -> list[np.ndarray]:

@@ -62,11 +62,10 @@ def part_of(rank, epoch):
     )
 
 
-def job(callbacks):
+def job(callbacks, **options):
     model = regression_model(keras.optimizers.SGD(0.1, momentum=0.5))
-    return job_for(
-        model, mode="asynchronous", num_workers=2, epochs=4, batch_size=5, checkpoint_path="kept", callbacks=callbacks
-    )
+    options = {"mode": "asynchronous", "num_workers": 2, "epochs": 4, "batch_size": 5, **options}
+    return job_for(model, checkpoint_path="kept", callbacks=callbacks, **options)
 
 
 def plateau():
@@ -124,6 +123,27 @@ def test_driver_when_workers_are_others_then_nothing_is_said_of_what_they_pushed
     assert ServerModel(alone, ROWS).ledgers(1) == [{}]
     logs, _, _ = driven(alone, [part_of(0, 0), part_of(0, 1)])
     assert [one["loss"] for one in logs] == pytest.approx([9.0])
+
+
+@pytest.mark.parametrize("frequency", ["batch", 2])
+def test_rate_when_a_callback_multiplies_it_at_begins_of_epochs_and_the_fit_goes_on_then_is_that_of_a_whole_fit(
+    tmp_path, frequency
+):
+    def halving():
+        scheduler = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5)
+        return job([scheduler], frequency=frequency)
+
+    parts = [part_of(rank, epoch) for epoch in range(4) for rank in range(2)]
+    whole, servers, _ = driven(halving(), parts)
+    assert servers.rates == pytest.approx([0.05, 0.025, 0.0125, 0.00625])
+    rates = [logs["learning_rate"] for logs in whole]
+    with contextlib.closing(CheckpointWriter(CheckpointManager(folder_at(str(tmp_path))))) as checkpoint_writer:
+        driven(halving(), parts[:4], checkpoint_writer)
+    state = CheckpointManager(folder_at(str(tmp_path))).latest().state
+    again, servers, _ = driven(dataclasses.replace(halving(), state=state), parts[4:])
+    assert [logs["learning_rate"] for logs in again] == pytest.approx(rates[2:])
+    # Workers with optimizers of their own have the compiled rate.
+    assert servers.rates == pytest.approx([0.00625] if frequency == "batch" else [0.0125, 0.00625])
 
 
 class Opened(Servers):
