@@ -63,7 +63,7 @@ class ProgressDisplay(Protocol):
 
 
 class Epochs(Protocol):
-    """Makes the fit's epochs of those of its workers; see `elephant.driver.driver_callbacks`."""
+    """Makes the fit's epochs of those of its workers; see `elephant.driver.driver_epochs`."""
 
     def add(self, part: EpochPart) -> list[EpochEnded]:
         """Returns the epochs that have ended with this part of one."""

@@ -19,7 +19,8 @@ import numpy as np
 from elephant.backends.keras_private import has_schedule
 from elephant.checkpoint.state import FitState
 from elephant.data.schema import RowSpec
-from elephant.driver.driver_callbacks import DriverCallbacks, try_batch
+from elephant.driver.driver_callbacks import DriverCallbacks
+from elephant.driver.driver_epochs import try_batch
 from elephant.errors import UnsupportedError, warn_user
 from elephant.modeling.variables import (
     constant_rate,

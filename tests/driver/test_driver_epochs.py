@@ -10,7 +10,7 @@ from keras_reference import job_for, regression_model
 
 from elephant.checkpoint.manager import CheckpointManager, CheckpointWriter
 from elephant.data.schema import RowSpec, TensorSpec
-from elephant.driver.driver_callbacks import DriverEpochs
+from elephant.driver.driver_epochs import DriverEpochs
 from elephant.driver.server_model import ServerModel
 from elephant.monitor.events import EpochPart
 from elephant.parameter_server.control_client import FetchedModel, ServerState
