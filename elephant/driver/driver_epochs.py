@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +15,12 @@ from elephant.backends.keras_private import compiled_metrics
 from elephant.checkpoint.manager import CheckpointSink
 from elephant.checkpoint.state import FitState, identity_of, is_saved, joined, named
 from elephant.data.schema import DataSchema
+from elephant.driver.coordinator_policy import steps_of_epoch
 from elephant.driver.driver_callbacks import DriverCallbacks
-from elephant.driver.server_model import ServerModel
+from elephant.driver.server_model import ServerModel, has_same_batches, positions_of
 from elephant.modeling.variable_paths import paths_in_order, read_state
 from elephant.modeling.variables import assign_flat, constant_rate, metric_variables, on_cpu
-from elephant.monitor.events import EpochEnded, EpochPart
+from elephant.monitor.events import EpochEnded, EpochPart, Started, StepEnded
 from elephant.rank.checkpoints import states_of
 from elephant.rank.input.tensors import blank_batch
 from elephant.rank.job import TrainingJob, as_numbers
@@ -26,7 +28,7 @@ from elephant.rank.metrics.metric_sums import updated_results
 
 if TYPE_CHECKING:
     from elephant.driver.gossip.directory import GossipDirectory
-    from elephant.parameter_server.control_client import ControlClient
+    from elephant.parameter_server.control_client import ControlClient, ServerState
 
 logger = logging.getLogger(__name__)
 RowShapes = Mapping[str, Sequence[int]]
@@ -131,6 +133,8 @@ class DriverEpochs:
         servers: They have the weights, and tell workers of rates and of the end; without servers, who knows the
             workers does.
         checkpoint_writer: Writes checkpoints; None makes none.
+        keep_now: Returns what the servers have, wherever workers are, or None where that is yet to come; None asks the
+            servers.
 
     Attributes:
         steps: Batches that workers have reported.
@@ -143,6 +147,7 @@ class DriverEpochs:
         model: ServerModel,
         servers: ControlClient | GossipDirectory,
         checkpoint_writer: CheckpointSink | None = None,
+        keep_now: Callable[[], ServerState | None] | None = None,
     ) -> None:
         self._job = job
         self._model = model
@@ -163,6 +168,13 @@ class DriverEpochs:
             folder_of=job.folder_of,
         )
         self._asked_to_stop = False
+        self._keep_now = keep_now or servers.keep
+        self._done = job.first_epoch
+        self._epoch_steps: dict[int, int] = {}
+        # Of the last state: when it was made, and where workers were; and whether any has trained since.
+        self._kept_at = time.monotonic()
+        self._kept_positions = model.positions()
+        self._has_moved = False
         self.steps = 0
         self.wait_s = 0.0
 
@@ -192,8 +204,9 @@ class DriverEpochs:
         if logs is None:
             return []
         self._history = joined(self._history, {name: [value] for name, value in as_numbers(logs).items()})
-        if self._checkpoint_writer is not None and is_saved(part.epoch + 1, self._job.config, stopped=self.stopped):
-            self._checkpoint_writer.keep(self._state(part.epoch + 1))
+        self._done = part.epoch + 1
+        if self._checkpoint_writer is not None and is_saved(self._done, self._job.config, stopped=self.stopped):
+            self._keep(self._checkpoint_writer, self._servers.keep())
         self._open(part.epoch + 1)
         return [EpochEnded(rank=0, epoch=part.epoch, logs=logs)]
 
@@ -202,10 +215,45 @@ class DriverEpochs:
         if self._job.config.trains_in_rounds and not self.stopped:
             self._servers.open_epochs(epoch + 1)
 
-    def _state(self, done: int) -> FitState:
+    def note(self, event: Started | StepEnded) -> None:
+        """Takes a worker's start, or the news that it has trained."""
+        if isinstance(event, Started):
+            rows, config = event.training_rows, self._job.config
+            self._epoch_steps[event.rank] = steps_of_epoch(
+                rows, config.rank_batch_size, config.steps_per_epoch, self._job.most_steps
+            )
+        else:
+            self._has_moved = True
+
+    def keep_up(self) -> None:
+        """Has a state within the epoch kept, where the last one is old enough, and workers have trained since.
+
+        Raises:
+            ServerFailedError: A server has given the fit up.
+            NetworkError: A server cannot be reached.
+        """
+        seconds, writer = self._job.config.checkpoint_seconds, self._checkpoint_writer
+        if seconds is None or writer is None or not self._has_moved or self.stopped:
+            return
+        if time.monotonic() - self._kept_at < seconds or not self._kept_positions.keys() <= self._epoch_steps.keys():
+            return
+        kept = self._keep_now()
+        if kept is None:
+            return
+        self._has_moved = False
+        positions = positions_of(kept.ledgers)
+        step = steps_beyond(positions, self._epoch_steps, self._done, num_workers=self._job.config.num_ranks)
+        if step and positions != self._kept_positions:
+            self._keep(writer, kept, step)
+
+    @on_cpu()
+    def _keep(self, checkpoint_writer: CheckpointSink, kept: ServerState, step: int = 0) -> None:
+        checkpoint_writer.keep(self._state(kept, step))
+        self._kept_at, self._kept_positions = time.monotonic(), positions_of(kept.ledgers)
+
+    def _state(self, kept: ServerState, step: int) -> FitState:
         """Returns the state from which the fit can go on; workers that were faster are further on, and stay so."""
-        kept = self._servers.keep()
-        fetched = kept.fetched
+        done, fetched = self._done, kept.fetched
         self._model.take(fetched.values, fetched.slots, fetched.iterations, fetched.state)
         states, of_callbacks = states_of(self._job.callbacks)
         model, pending = self._model.model, []
@@ -224,7 +272,7 @@ class DriverEpochs:
             "ledgers": [{str(partition): entry for partition, entry in one.items()} for one in kept.ledgers],
             "parts": pending,
         }
-        return FitState(epochs=done, history=self._history, arrays=arrays, facts=facts)
+        return FitState(epochs=done, step=step, history=self._history, arrays=arrays, facts=facts)
 
     def stop(self) -> None:
         """Has all workers stop: one of them has asked for it."""
@@ -250,10 +298,30 @@ class DriverEpochs:
         self._callbacks.close()
 
 
+def steps_beyond(positions: Mapping[int, int], epoch_steps: Mapping[int, int], done: int, *, num_workers: int) -> int:
+    """Returns the steps of all workers that are beyond so many epochs.
+
+    None count where all have trained one more to its end: they say so in a moment, with what it came to.
+
+    Args:
+        positions: By partition, the last step over all epochs; none for those that have not begun.
+        epoch_steps: By partition, the steps of an epoch, of workers that have begun.
+
+    >>> steps_beyond({0: 7, 1: 3}, {0: 2, 1: 3}, 1, num_workers=2), steps_beyond({0: 4}, {0: 2, 1: 3}, 1, num_workers=2)
+    (5, 2)
+    >>> steps_beyond({0: 4, 1: 6}, {0: 2, 1: 3}, 1, num_workers=2)
+    0
+    """
+    beyond = {one: max(positions.get(one, 0) - done * steps, 0) for one, steps in epoch_steps.items()}
+    if len(beyond) == num_workers and all(beyond[one] >= steps for one, steps in epoch_steps.items()):
+        return 0
+    return sum(beyond.values())
+
+
 def pending_parts(job: TrainingJob) -> list[EpochPart]:
     """Returns the parts of unfinished epochs that workers had reported before a fit was interrupted."""
     state = job.state
-    if state is None or state.facts["fit"]["num_workers"] != job.config.num_ranks:
+    if state is None or not has_same_batches(state, job.config):
         return []
     return [
         EpochPart(**about, arrays=tuple(state.group(f"part/{index}")))
