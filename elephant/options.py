@@ -584,6 +584,18 @@ PAIRS = (
     _excludes_moments("pipeline_stages"),
     _excludes_moments("distribution"),
     Pair(
+        "checkpoint_seconds",
+        FIT,
+        lambda given: (
+            given.checkpoint_seconds is None or not given.trains_in_rounds or given.asynchronous.parameter_servers == 1
+        ),
+        lambda given: (
+            "None with aggregation='server' and several parameter servers, which are asked one after the other, and so "
+            f"in different rounds. Received: {given.checkpoint_seconds!r} with "
+            f"parameter_servers={given.asynchronous.parameter_servers}. Use checkpoint_epochs, or one server."
+        ),
+    ),
+    Pair(
         "resume",
         FIT,
         lambda given: not given.resume or given.checkpoint_path is not None,

@@ -208,6 +208,14 @@ def test_rounds_when_options_go_with_them_then_are_taken():
     assert rounds.pushes_gradients
 
 
+def test_rounds_when_checkpoints_lie_within_epochs_then_several_servers_are_refused_by_name():
+    options = {"aggregation": "server", "checkpoint_path": "kept", "checkpoint_seconds": 60}
+    assert FitConfig.of(options).checkpoint_seconds == 60
+    assert FitConfig.of({**options, "aggregation": "allreduce", "mode": "hogwild", "parameter_servers": 2})
+    with pytest.raises(ConfigurationError, match="checkpoint_seconds: expected None with aggregation='server' and sev"):
+        FitConfig.of({**options, "parameter_servers": 2})
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [

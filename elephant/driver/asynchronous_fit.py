@@ -131,7 +131,7 @@ class AsynchronousFit:
         end_attempt: Callable[[int], bool] | None,
     ) -> None:
         # Here, because it imports Keras, which an executor's Python worker must not.
-        from elephant.driver.driver_callbacks import DriverEpochs
+        from elephant.driver.driver_epochs import DriverEpochs
 
         self._config, self._model, self._servers = job.config, model, servers
         self._most_steps = job.most_steps

@@ -63,7 +63,7 @@ class ProgressDisplay(Protocol):
 
 
 class Epochs(Protocol):
-    """Makes the fit's epochs of those of its workers; see `elephant.driver.driver_callbacks`."""
+    """Makes the fit's epochs of those of its workers; see `elephant.driver.driver_epochs`."""
 
     def add(self, part: EpochPart) -> list[EpochEnded]:
         """Returns the epochs that have ended with this part of one."""
@@ -73,6 +73,12 @@ class Epochs(Protocol):
 
     def remind(self) -> None:
         """Repeats to servers that have come back what they may have forgotten."""
+
+    def note(self, event: Started | StepEnded) -> None:
+        """Takes a worker's start, or the news that it has trained."""
+
+    def keep_up(self) -> None:
+        """Makes a checkpoint within the epoch where it is time for one."""
 
 
 class CoordinatorPolicy(ABC):
@@ -321,6 +327,9 @@ class AsynchronousPolicy(CoordinatorPolicy):
             with contextlib.suppress(NetworkError):
                 self._epochs.remind()
         self._require_all_workers()
+        # One that is missed now is made later; a server that is lost says so itself.
+        with contextlib.suppress(NetworkError):
+            self._epochs.keep_up()
 
     def _require_same_round(self) -> None:
         """Raises ServerFailedError when a server went back to a round that the other servers have left behind."""
@@ -366,6 +375,8 @@ class AsynchronousPolicy(CoordinatorPolicy):
         else:
             if isinstance(event, Started):
                 self._note_start(event, record)
+            if isinstance(event, Started | StepEnded):
+                self._epochs.note(event)
             record.add(event)
 
     def _note_presence(self, event: Event, record: FitRecord) -> None:
@@ -444,6 +455,24 @@ class AsynchronousPolicy(CoordinatorPolicy):
         )
 
 
+def steps_of_epoch(
+    rows: int, batch_size: int, steps_per_epoch: int | None = None, most_steps: int | None = None
+) -> int:
+    """Returns the steps of the epoch of a worker that trains by itself, as the driver knows them.
+
+    Args:
+        rows: Of the worker, to train on.
+        batch_size: Rows of a step.
+        steps_per_epoch: Steps of an epoch; None means those of all rows.
+        most_steps: Steps of an epoch at most; None does not limit them.
+
+    >>> steps_of_epoch(33, 8), steps_of_epoch(33, 8, 20), steps_of_epoch(0, 8, 20), steps_of_epoch(33, 8, most_steps=2)
+    (5, 20, 0, 2)
+    """
+    steps = steps_per_epoch if steps_per_epoch and rows else -(-rows // batch_size)
+    return steps if most_steps is None else min(steps, most_steps)
+
+
 def require_all_steps(
     record: FitRecord,
     positions: Mapping[str, int],
@@ -465,8 +494,7 @@ def require_all_steps(
     """
     for rank, started in sorted(record.started.items()):
         rows = started.training_rows
-        steps = steps_per_epoch if steps_per_epoch and rows else -(-rows // batch_size)
-        expected = epochs * (steps if most_steps is None else min(steps, most_steps))
+        expected = epochs * steps_of_epoch(rows, batch_size, steps_per_epoch, most_steps)
         known = positions.get(str(rank), 0)
         if known < expected:
             raise TrainingError(

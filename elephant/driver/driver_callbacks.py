@@ -1,135 +1,20 @@
-"""Callbacks on the driver, what they see, and the epochs of an asynchronous fit, which are made of its workers'."""
+"""Callbacks on the driver: what they hear of epochs, and what they ask for."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import keras
-import numpy as np
 
-from elephant.backends.keras_private import compiled_metrics
-from elephant.checkpoint.manager import CheckpointSink
-from elephant.checkpoint.state import FitState, identity_of, is_saved, joined, named
-from elephant.data.schema import DataSchema
-from elephant.driver.server_model import ServerModel
+from elephant.checkpoint.state import FitState
 from elephant.errors import UnsupportedError
-from elephant.modeling.variable_paths import paths_in_order, read_state
-from elephant.modeling.variables import (
-    assign_flat,
-    constant_rate,
-    metric_variables,
-    on_cpu,
-)
-from elephant.monitor.events import EpochEnded, EpochPart
+from elephant.modeling.variables import constant_rate
 from elephant.rank.callbacks.callback_rules import EPOCH_EVENTS, check_callbacks, reads_weights
 from elephant.rank.callbacks.remote_files import RemoteFiles
-from elephant.rank.checkpoints import continue_files, restore_states, states_of
-from elephant.rank.input.tensors import blank_batch
-from elephant.rank.job import TrainingJob, as_numbers
-from elephant.rank.metrics.metric_sums import updated_results
+from elephant.rank.checkpoints import continue_files, restore_states
 from elephant.storage.folder import Folder, folder_at
 from elephant.training.warmup import LearningRateWarmup
-
-if TYPE_CHECKING:
-    from elephant.driver.gossip.directory import GossipDirectory
-    from elephant.parameter_server.control_client import ControlClient
-
-logger = logging.getLogger(__name__)
-RowShapes = Mapping[str, Sequence[int]]
-
-
-class EpochSummaries:
-    """Adds up what the metrics of all workers have summed up, so that an epoch has one number for each metric.
-
-    A worker that is run again may report an epoch once more: the report that is of
-    more steps stays, and of two equal ones the later. An epoch that is complete does not change any more.
-
-    Args:
-        model: A compiled model whose metrics may be used, such as the driver's copy.
-        num_workers: Workers that report every epoch; those without rows report empty ones.
-        first_epoch: The epoch that the fit begins with, from zero.
-    """
-
-    def __init__(self, model: keras.Model, schema: DataSchema, num_workers: int, first_epoch: int = 0) -> None:
-        self._model = model
-        self._schema = schema
-        self._num_workers = num_workers
-        self._parts: dict[int, dict[int, EpochPart]] = {}
-        self._complete = set(range(first_epoch))
-
-    @property
-    def pending(self) -> list[EpochPart]:
-        """Reports of epochs that other workers have not ended yet."""
-        return [part for parts in self._parts.values() for part in parts.values()]
-
-    def add(self, part: EpochPart) -> dict[str, Any] | None:
-        """Keeps a worker's report; returns the logs of its epoch when it was the last that was missing.
-
-        Returns:
-            One number, or list of numbers, by name; those of validation begin with ``val_``.
-        """
-        if part.epoch in self._complete:
-            return None
-        parts = self._parts.setdefault(part.epoch, {})
-        if part.rank not in parts or part.steps >= parts[part.rank].steps:
-            parts[part.rank] = part
-        if len(parts) < self._num_workers:
-            return None
-        self._complete.add(part.epoch)
-        return self._logs(list(self._parts.pop(part.epoch).values()))
-
-    def _logs(self, parts: Sequence[EpochPart]) -> dict[str, Any]:
-        trained = [part for part in parts if part.rows]
-        row_shapes = next((part.row_shapes for part in parts if part.steps), None)
-        results = self._results(trained, 0, row_shapes)
-        logs: dict[str, Any] = {}
-        for name in dict.fromkeys(name for part in trained for name in part.logs):
-            value = results[name] if name in results else _average(trained, name)
-            if value is not None:
-                logs[name] = value
-        if self._results([part for part in parts if part.val_rows], 1, row_shapes):
-            validated = as_numbers(self._model.get_metrics_result())
-            logs |= {f"val_{name}": validated[name] for name in sorted(validated)}
-        return logs
-
-    def _results(self, parts: Sequence[EpochPart], which: int, row_shapes: RowShapes | None) -> dict[str, Any]:
-        """Returns the metrics' results from the workers' sums: nothing where they have other metrics."""
-        sums = [np.asarray(part.arrays[which], np.float64) for part in parts]
-        if not sums or len({len(values) for values in sums}) > 1 or not self._have_metrics(len(sums[0]), row_shapes):
-            return {}
-        assign_flat(metric_variables(self._model), np.sum(sums, axis=0))
-        return updated_results(self._model)
-
-    def _have_metrics(self, num_values: int, row_shapes: RowShapes | None) -> bool:
-        """Returns whether the model's metrics hold so many values, after a first batch if they wait for one."""
-        if not self._holds(num_values) and row_shapes is not None:
-            # A model with steps of its own need not be able to test; its workers' logs are then averaged.
-            try_batch(self._model, self._schema, row_shapes)
-        return self._holds(num_values)
-
-    def _holds(self, num_values: int) -> bool:
-        # Compiled with an empty list of metrics, they have no values and wait for a first batch all the same.
-        compiled = compiled_metrics(self._model)
-        known = sum(int(np.prod(variable.shape)) for variable in metric_variables(self._model))
-        return known == num_values and (compiled is None or compiled.built)
-
-
-def try_batch(model: keras.Model, schema: DataSchema, row_shapes: RowShapes) -> None:
-    """Has a model see a batch, which makes its metrics, if it can."""
-    try:
-        model.test_on_batch(*blank_batch(schema, row_shapes))
-    except Exception as error:
-        logger.info("the driver's copy of the model cannot take a batch: %s", error)
-
-
-def _average(parts: Sequence[EpochPart], name: str) -> float | None:
-    """Returns the average of what a train_step of the model's own logged in each worker's last step."""
-    known = [(part.rows, part.logs[name]) for part in parts if np.ndim(part.logs.get(name, [])) == 0]
-    total = sum(rows for rows, _ in known)
-    return float(sum(rows / total * value for rows, value in known)) if total else None
 
 
 def check_asynchronous_callbacks(callbacks: Sequence[Any], *, in_rounds: bool = False) -> None:
@@ -199,6 +84,7 @@ class DriverCallbacks:
             [*callbacks, self._remote, self._last], model=model, epochs=epochs, steps=steps, verbose=0
         )
         self._rate = constant_rate(model)
+        self._begun: int | None = None
         self.stopped = False
 
     def begin(self) -> None:
@@ -206,17 +92,33 @@ class DriverCallbacks:
         self._model.stop_training = False
         if self._state is None:
             self._callbacks.on_train_begin()
+            self._begin_epoch(0)
         else:
             self._begin_again(self._state)
-        first = 0 if self._state is None else self._state.epochs
-        if first < self._epochs:
-            self._callbacks.on_epoch_begin(first)
         self._do_what_they_asked()
+
+    def has_begun(self, epoch: int) -> bool:
+        """Returns whether it has told that an epoch, from zero, begins; what callbacks remember is as of then."""
+        return self._begun == epoch
+
+    def _begin_epoch(self, epoch: int) -> None:
+        if epoch < self._epochs:
+            self._callbacks.on_epoch_begin(epoch)
+            self._begun = epoch
 
     def _begin_again(self, state: FitState) -> None:
         self._appending = [(one, one.append) for one in self._own if isinstance(one, keras.callbacks.CSVLogger)]
         continue_files(self._own)
         self._callbacks.on_train_begin()
+        # What they do when the epoch begins is in what they remember, and in the rate, or is to come.
+        if state.step or state.facts.get("begun"):
+            self._begin_epoch(state.epochs)
+            self._restore(state)
+        else:
+            self._restore(state)
+            self._begin_epoch(state.epochs)
+
+    def _restore(self, state: FitState) -> None:
         restore_states(zip(self._own, state.facts["callbacks"], strict=False), state.arrays)
         if self._rate is not None:
             # They have begun as if training did: some change the learning rate then.
@@ -238,8 +140,8 @@ class DriverCallbacks:
             self._refresh(self._model)
         self._callbacks.on_epoch_end(epoch, logs)
         self._do_what_they_asked()
-        if not self.stopped and epoch + 1 < self._epochs:
-            self._callbacks.on_epoch_begin(epoch + 1)
+        if not self.stopped:
+            self._begin_epoch(epoch + 1)
             self._do_what_they_asked()
         return self._last.logs
 
@@ -277,136 +179,3 @@ class _LastOfAll(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self.logs = dict(logs or {})
-
-
-class DriverEpochs:
-    """Makes the fit's epochs of those of its workers, and runs the user's callbacks on them.
-
-    Args:
-        job: What the workers do; its callbacks are the user's own objects.
-        servers: They have the weights, and tell workers of rates and of the end; without servers, who knows the
-            workers does.
-        checkpoint_writer: Writes checkpoints; None makes none.
-
-    Attributes:
-        steps: Batches that workers have reported.
-        wait_s: Seconds of these in which a worker waited for a server.
-    """
-
-    def __init__(
-        self,
-        job: TrainingJob,
-        model: ServerModel,
-        servers: ControlClient | GossipDirectory,
-        checkpoint_writer: CheckpointSink | None = None,
-    ) -> None:
-        self._job = job
-        self._model = model
-        self._servers = servers
-        self._checkpoint_writer = checkpoint_writer
-        self._history = {} if job.state is None else joined(job.state.history, {})
-        self._summaries = EpochSummaries(model.model, job.model_schema, job.config.num_ranks, job.first_epoch)
-        for part in pending_parts(job):
-            self._summaries.add(part)
-        self._callbacks = DriverCallbacks(
-            model.model,
-            job.callbacks,
-            epochs=job.config.epochs,
-            state=job.state,
-            refresh=self._refresh,
-            set_rate=servers.set_rate,
-            stop=servers.stop,
-            folder_of=job.folder_of,
-        )
-        self._asked_to_stop = False
-        self.steps = 0
-        self.wait_s = 0.0
-
-    def _refresh(self, model: keras.Model) -> None:
-        kept = self._servers.fetch()
-        self._model.take(kept.values, kept.slots, kept.iterations, kept.state)
-
-    @on_cpu()
-    def begin(self) -> None:
-        """Tells the callbacks that training begins."""
-        self._callbacks.begin()
-        self._open(self._job.first_epoch)
-
-    @on_cpu()
-    def add(self, part: EpochPart) -> list[EpochEnded]:
-        """Keeps a worker's epoch; returns the fit's epoch when it was the last that was missing, and counts."""
-        self.steps += part.steps
-        self.wait_s += part.wait_s
-        logs = self._summaries.add(part)
-        if logs is None:
-            return []
-        logs = self._callbacks.epoch_ended(part.epoch, logs)
-        if logs is None:
-            return []
-        self._history = joined(self._history, {name: [value] for name, value in as_numbers(logs).items()})
-        if self._checkpoint_writer is not None and is_saved(part.epoch + 1, self._job.config, stopped=self.stopped):
-            self._checkpoint_writer.keep(self._state(part.epoch + 1))
-        self._open(part.epoch + 1)
-        return [EpochEnded(rank=0, epoch=part.epoch, logs=logs)]
-
-    def _open(self, epoch: int) -> None:
-        """Lets workers that train in rounds begin an epoch: what callbacks have set before holds for all of it."""
-        if self._job.config.trains_in_rounds and not self.stopped:
-            self._servers.open_epochs(epoch + 1)
-
-    def _state(self, done: int) -> FitState:
-        """Returns the state from which the fit can go on; workers that were faster are further on, and stay so."""
-        kept = self._servers.keep()
-        fetched = kept.fetched
-        self._model.take(fetched.values, fetched.slots, fetched.iterations, fetched.state)
-        states, of_callbacks = states_of(self._job.callbacks)
-        model, pending = self._model.model, []
-        arrays = {**read_state(model), **of_callbacks}
-        for index, part in enumerate(self._summaries.pending):
-            pending.append({one.name: getattr(part, one.name) for one in fields(part) if one.name != "arrays"})
-            arrays |= named(f"part/{index}", [np.asarray(array) for array in part.arrays])
-        facts = {
-            "fit": identity_of(self._job.config),
-            "rows": self._model.rows.to_json(),
-            "stopped": self.stopped,
-            "variables": paths_in_order(model),
-            "optimizer_names": self._model.optimizer_names,
-            "callbacks": states,
-            "ledgers": [{str(partition): entry for partition, entry in one.items()} for one in kept.ledgers],
-            "parts": pending,
-        }
-        return FitState(epochs=done, history=self._history, arrays=arrays, facts=facts)
-
-    def stop(self) -> None:
-        """Has all workers stop: one of them has asked for it."""
-        self._asked_to_stop = True
-        self._servers.stop()
-
-    @property
-    def stopped(self) -> bool:
-        """True if workers were told to stop before the last epoch's end."""
-        return self._asked_to_stop or self._callbacks.stopped
-
-    def remind(self) -> None:
-        """Tells servers that have come back what callbacks have asked for."""
-        self._servers.remind()
-
-    @on_cpu()
-    def end(self) -> None:
-        """Gives the model what the servers keep, and tells the callbacks that training has ended."""
-        self._callbacks.end()
-
-    def close(self) -> None:
-        """Lets go of what callbacks hold, whether training has ended well or not."""
-        self._callbacks.close()
-
-
-def pending_parts(job: TrainingJob) -> list[EpochPart]:
-    """Returns the parts of unfinished epochs that workers had reported before a fit was interrupted."""
-    state = job.state
-    if state is None or state.facts["fit"]["num_workers"] != job.config.num_ranks:
-        return []
-    return [
-        EpochPart(**about, arrays=tuple(state.group(f"part/{index}")))
-        for index, about in enumerate(state.facts["parts"])
-    ]

@@ -19,7 +19,8 @@ import numpy as np
 from elephant.backends.keras_private import has_schedule
 from elephant.checkpoint.state import FitState
 from elephant.data.schema import RowSpec
-from elephant.driver.driver_callbacks import DriverCallbacks, try_batch
+from elephant.driver.driver_callbacks import DriverCallbacks
+from elephant.driver.driver_epochs import try_batch
 from elephant.errors import UnsupportedError, warn_user
 from elephant.modeling.variables import (
     constant_rate,
@@ -234,7 +235,10 @@ class SynchronousEpochs:
         )
         known = dict(enumerate(state.facts["callbacks"]))
         states = [one if place in here else known[place] for place, one in enumerate(states)]
-        return replace(state, facts={**state.facts, "callbacks": states}, arrays={**state.arrays, **arrays})
+        # At the end of an epoch those on the ranks have not heard that the next one begins.
+        begun = self._callbacks is not None and self._callbacks.has_begun(state.epochs)
+        facts = {**state.facts, "callbacks": states, "begun": begun}
+        return replace(state, facts=facts, arrays={**state.arrays, **arrays})
 
     @on_cpu()
     def end(self, variables: Sequence[np.ndarray], rows: RowSpec, epochs: Sequence[EpochEnded]) -> list[np.ndarray]:

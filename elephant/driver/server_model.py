@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from elephant.checkpoint.state import require_same_optimizers
+from elephant.checkpoint.state import FitState, require_same_optimizers
+from elephant.config import FitConfig
 from elephant.data.schema import RowSpec
 from elephant.modeling.model_info import has_own_step
 from elephant.modeling.optimizer_translation import inner_optimizer, restore_slots, slots_of, translate
@@ -82,15 +83,22 @@ class ServerModel:
     def ledgers(self, num_servers: int) -> list[dict[int, list[int]]]:
         """Returns each server's first log of pushes: those before, of a fit that goes on.
 
-        Other workers have other rows: where their number has changed, nothing is known of what they have pushed.
+        Other workers have other rows, and other batches other numbers: nothing is known then of what was pushed.
         """
-        if self._state is None or self._state.facts["fit"]["num_workers"] != self._config.num_ranks:
+        if self._state is None or not has_same_batches(self._state, self._config):
             return [{} for _ in range(num_servers)]
         kept = [{int(key): list(entry) for key, entry in one.items()} for one in self._state.facts["ledgers"]]
         if len(kept) == num_servers:
             return kept
-        # What all of them had is what is sure.
-        return [{key: min(one.get(key, [0, 0, 0]) for one in kept) for key in kept[0]} for _ in range(num_servers)]
+        # What all of them had is what is sure; gossip has none at the end of an epoch.
+        return [
+            {key: min(one.get(key, [0, 0, 0]) for one in kept) for key in kept[0]} if kept else {}
+            for _ in range(num_servers)
+        ]
+
+    def positions(self) -> dict[int, int]:
+        """Returns the last step of each partition that is in the weights of a fit that goes on, as far as is known."""
+        return positions_of(self.ledgers(1))
 
     def weights(self) -> np.ndarray:
         """Returns the trainable variables as one flat vector."""
@@ -120,3 +128,20 @@ class ServerModel:
     def variables(self) -> list[np.ndarray]:
         """Returns all variables, as `elephant.modeling.model_spec.ModelSpec.with_variables` takes them."""
         return read_variables(self.model)
+
+
+def has_same_batches(state: FitState, config: FitConfig) -> bool:
+    """Returns whether a worker's batch of some number is the same one to a fit as to that which has left a state."""
+    kept = state.facts["fit"]
+    return kept["num_workers"] == config.num_ranks and kept.get("batch_size") == config.rank_batch_size
+
+
+def positions_of(ledgers: Sequence[Mapping[int, Sequence[int]]]) -> dict[int, int]:
+    """Returns the last step of each partition that all servers have; see `ControlClient.keep`.
+
+    >>> positions_of([{0: (4, 0, 0), 1: (2, 0, 0)}, {0: (3, 0, 0)}])
+    {0: 3}
+    """
+    partitions = sorted({partition for ledger in ledgers for partition in ledger})
+    positions = {partition: min(ledger.get(partition, (0,))[0] for ledger in ledgers) for partition in partitions}
+    return {partition: step for partition, step in positions.items() if step}

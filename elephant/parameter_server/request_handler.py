@@ -447,12 +447,16 @@ class RequestHandler:
             return
         if self._server.push_log.is_superseded(session.partition, session.attempt):
             return self._reply(request, Status.SUPERSEDED)
-        average = self._server.averages.add(session.partition, request.rate, state)
-        rounds = self._server.rounds
+        averages, rounds = self._server.averages, self._server.rounds
+        if rounds is not None and rounds.has_state(session.partition, request.step):
+            # A worker that has begun again at the end of an epoch has no other than that of all.
+            average = averages.average()
+        else:
+            average = averages.add(session.partition, request.rate, state)
         if rounds is not None and request.rate > 0:
             rounds.add_state(session.partition, request.step)
             self._tell_while(request, partial(rounds.wait_for_states, request.step, self._server.clock.live))
-            average = self._server.averages.average()
+            average = averages.average()
         self._reply(request, Status.OK, average.data)
 
     def _command(self, session: Session, request: RequestHeader) -> None:

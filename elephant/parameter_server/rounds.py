@@ -214,6 +214,11 @@ class Rounds:
             self._states[partition] = epochs
             self._changed.notify_all()
 
+    def has_state(self, partition: int, epochs: int) -> bool:
+        """Returns whether a worker, or one before it, has sent its state after so many epochs."""
+        with self._changed:
+            return self._states.get(partition, 0) >= epochs
+
     def wait_for_states(
         self, epochs: int, live: Callable[[], Sequence[int]], timeout_s: float, given_up: Callable[[], bool]
     ) -> bool:

@@ -204,6 +204,7 @@ _FACTS = {
     "stopped": bool,
     "optimizer_names": list[str],
     "callbacks": list[Any],
+    "begun": bool,
     "variables": list[str],
     "optimizers": list[list[Any]],
     "ledgers": list[dict[str, list[Any]]],

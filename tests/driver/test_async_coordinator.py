@@ -14,6 +14,7 @@ from elephant.errors import (
     ConfigurationError,
     DataError,
     JobCancelledError,
+    PeerLostError,
     RowsMovedError,
     ServerFailedError,
     TrainingError,
@@ -26,6 +27,7 @@ from elephant.monitor.events import (
     RankGone,
     RankSilent,
     Started,
+    StepEnded,
     StopRequested,
     TaskSilent,
 )
@@ -58,7 +60,8 @@ class Epochs:
     """Takes every part for a whole epoch."""
 
     def __init__(self):
-        self.stopped = self.reminded = 0
+        self.stopped = self.reminded = self.looks = 0
+        self.noted = []
 
     def add(self, part):
         return [EpochEnded(rank=0, epoch=part.epoch, logs=part.logs)]
@@ -68,6 +71,13 @@ class Epochs:
 
     def remind(self):
         self.reminded += 1
+
+    def note(self, event):
+        self.noted.append(type(event))
+
+    def keep_up(self):
+        self.looks += 1
+        raise PeerLostError("a server is about to come back")
 
 
 def part(rank, epoch, loss):
@@ -239,6 +249,14 @@ def test_fit_when_servers_or_workers_have_something_to_say_then_it_is_passed_on(
     told.until_ended(Ended(None))
     assert (epochs.stopped, epochs.reminded) == (1, 1)
     assert "it came back" in capsys.readouterr().out
+
+
+def test_fit_when_workers_train_then_checkpoints_within_epochs_are_seen_to_and_one_that_is_missed_is_no_error():
+    epochs = Epochs()
+    step = StepEnded(rank=0, epoch=0, step=1, steps=2, logs={})
+    told = coordinator(training(0), step, part(0, 0, 1.0), epochs=epochs)
+    told.until_ended(Ended(None))
+    assert epochs.noted == [Started, StepEnded] and epochs.looks > 3
 
 
 def test_fit_when_no_worker_had_training_rows_then_says_so():

@@ -10,9 +10,9 @@ from keras_reference import job_for, regression_model
 
 from elephant.checkpoint.manager import CheckpointManager, CheckpointWriter
 from elephant.data.schema import RowSpec, TensorSpec
-from elephant.driver.driver_callbacks import DriverEpochs
+from elephant.driver.driver_epochs import DriverEpochs, pending_parts
 from elephant.driver.server_model import ServerModel
-from elephant.monitor.events import EpochPart
+from elephant.monitor.events import EpochPart, Started, StepEnded
 from elephant.parameter_server.control_client import FetchedModel, ServerState
 from elephant.storage.folder import folder_at
 
@@ -62,11 +62,10 @@ def part_of(rank, epoch):
     )
 
 
-def job(callbacks):
+def job(callbacks, **options):
     model = regression_model(keras.optimizers.SGD(0.1, momentum=0.5))
-    return job_for(
-        model, mode="asynchronous", num_workers=2, epochs=4, batch_size=5, checkpoint_path="kept", callbacks=callbacks
-    )
+    options = {"mode": "asynchronous", "num_workers": 2, "epochs": 4, "batch_size": 5, **options}
+    return job_for(model, checkpoint_path="kept", callbacks=callbacks, **options)
 
 
 def plateau():
@@ -115,15 +114,110 @@ def test_driver_when_it_goes_on_then_has_all_epochs_and_the_rate_that_callbacks_
     assert restored.ledgers(2) == [{0: [4, 0, 0], 1: [1, 0, 0]}] * 2
 
 
-def test_driver_when_workers_are_others_then_nothing_is_said_of_what_they_pushed(tmp_path):
+@pytest.mark.parametrize("change", [{"num_workers": 1}, {"batch_size": 10}], ids=str)
+def test_driver_when_workers_or_batches_are_others_then_nothing_is_said_of_what_was_pushed(tmp_path, change):
     with contextlib.closing(CheckpointWriter(CheckpointManager(folder_at(str(tmp_path))))) as checkpoint_writer:
         driven(job([]), [part_of(0, 0), part_of(0, 1), part_of(1, 0)], checkpoint_writer)
     state = CheckpointManager(folder_at(str(tmp_path))).latest().state
-    work = job([])
-    alone = dataclasses.replace(work, config=dataclasses.replace(work.config, num_workers=1), state=state)
-    assert ServerModel(alone, ROWS).ledgers(1) == [{}]
-    logs, _, _ = driven(alone, [part_of(0, 0), part_of(0, 1)])
-    assert [one["loss"] for one in logs] == pytest.approx([9.0])
+    again = dataclasses.replace(job([], **change), state=state)
+    assert ServerModel(again, ROWS).ledgers(1) == [{}] and pending_parts(again) == []
+    workers = range(again.config.num_workers)
+    logs, _, _ = driven(again, [part_of(rank, epoch) for epoch in range(2) for rank in workers])
+    assert [one["loss"] for one in logs] == pytest.approx([9.0 if len(workers) == 1 else 8.5])
+
+
+@pytest.mark.parametrize("frequency", ["batch", 2])
+def test_rate_when_a_callback_multiplies_it_at_begins_of_epochs_and_the_fit_goes_on_then_is_that_of_a_whole_fit(
+    tmp_path, frequency
+):
+    def halving():
+        scheduler = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5)
+        return job([scheduler], frequency=frequency)
+
+    parts = [part_of(rank, epoch) for epoch in range(4) for rank in range(2)]
+    whole, servers, _ = driven(halving(), parts)
+    assert servers.rates == pytest.approx([0.05, 0.025, 0.0125, 0.00625])
+    rates = [logs["learning_rate"] for logs in whole]
+    with contextlib.closing(CheckpointWriter(CheckpointManager(folder_at(str(tmp_path))))) as checkpoint_writer:
+        driven(halving(), parts[:4], checkpoint_writer)
+    state = CheckpointManager(folder_at(str(tmp_path))).latest().state
+    again, servers, _ = driven(dataclasses.replace(halving(), state=state), parts[4:])
+    assert [logs["learning_rate"] for logs in again] == pytest.approx(rates[2:])
+    # Workers with optimizers of their own have the compiled rate.
+    assert servers.rates == pytest.approx([0.00625] if frequency == "batch" else [0.0125, 0.00625])
+
+
+class Pushed(Servers):
+    """Servers whose log of pushes a test writes: the last step of each partition, at each server."""
+
+    def __init__(self, model):
+        super().__init__(model)
+        self.positions = [{}, {}]
+
+    def keep(self):
+        ledgers = tuple({rank: (step, 0, 0) for rank, step in one.items()} for one in self.positions)
+        return dataclasses.replace(super().keep(), ledgers=ledgers)
+
+    def stop(self):
+        """Workers hear of it."""
+
+
+class States:
+    """The states that were kept."""
+
+    def __init__(self):
+        self.all = []
+
+    def keep(self, state):
+        self.all.append(state)
+
+
+def started(rank, rows):
+    return Started(rank=rank, host="h", device="CPU", threads=1, training_rows=rows, validation_rows=0)
+
+
+def test_states_when_seconds_have_passed_then_lie_where_workers_are_and_only_where_they_have_moved():
+    work = job([plateau()], checkpoint_seconds=1e-9, checkpoint_epochs=100)
+    model, states = ServerModel(work, ROWS), States()
+    servers = Pushed(model)
+    epochs = DriverEpochs(work, model, servers, states)
+
+    def places(*positions):
+        """Returns the places of states that are made where servers have these positions, and the driver looks twice."""
+        servers.positions, before = list(positions), len(states.all)
+        epochs.note(StepEnded(rank=0, epoch=0, step=1, steps=2, logs={}))
+        for _ in range(2):
+            epochs.keep_up()
+        return [(state.epochs, state.step) for state in states.all[before:]]
+
+    epochs.begin()
+    epochs.keep_up()
+    # Epochs of two steps and of three.
+    epochs.note(started(0, 10))
+    epochs.note(started(1, 15))
+    assert places({}, {}) == []
+    assert places({0: 1}, {0: 1, 1: 1}) == [(0, 1)]
+    assert places({0: 1, 1: 1}, {0: 1, 1: 1}) == [(0, 2)]
+    assert places({0: 1, 1: 1}, {0: 1, 1: 1}) == []
+    epochs.add(part_of(0, 0))
+    assert places({0: 3, 1: 2}, {0: 3, 1: 2}) == [(0, 5)]
+    assert [one["rank"] for one in states.all[-1].facts["parts"]] == [0] and states.all[-1].facts["begun"]
+    # All have ended the epoch, of which the driver is about to hear.
+    assert places({0: 3, 1: 3}, {0: 3, 1: 3}) == []
+    epochs.add(part_of(1, 0))
+    assert places({0: 3, 1: 4}, {0: 3, 1: 3}) == [(1, 1)]
+    assert states.all[-1].history["loss"] == pytest.approx([6.0])
+
+    epochs.stop()
+    assert places({0: 4, 1: 4}, {0: 4, 1: 4}) == []
+    again = dataclasses.replace(work, state=states.all[-1])
+    epochs = DriverEpochs(again, ServerModel(again, ROWS), servers, states)
+    epochs.begin()
+    epochs.note(started(0, 10))
+    # Nobody knows yet how long the other one's epochs are.
+    assert places({0: 4, 1: 4}, {0: 4, 1: 4}) == []
+    epochs.note(started(1, 15))
+    assert places({0: 4, 1: 4}, {0: 4, 1: 4}) == [(1, 3)]
 
 
 class Opened(Servers):

@@ -260,6 +260,30 @@ def test_state_when_a_fit_goes_on_then_callbacks_on_the_driver_have_theirs_and_w
     assert [one.count for one in later] == [11, 11]
 
 
+def test_rate_when_a_callback_halves_it_at_begins_of_epochs_and_the_fit_goes_on_then_is_halved_once_for_each():
+    class Halving(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            self.model.optimizer.learning_rate = 0.5 * self.model.optimizer.learning_rate
+
+    def turns_of(state=None):
+        job = job_for(regression_model("sgd"), epochs=3, callbacks=[Halving()])
+        return SynchronousEpochs(type(job)(**{**vars(job), "state": state}))
+
+    def kept(epochs):
+        return turns.with_states(FitState(epochs=epochs, facts={"callbacks": [{"class": "Callback", "values": {}}]}))
+
+    turns = turns_of()
+    # Each time, rank 0 tells its own rate first.
+    assert [turns.take_turn(due(epoch)).learning_rate for epoch in (None, 0)] == [0.125, 0.125]
+    state = kept(1)
+    for epoch in (1, 2):
+        turns.take_turn(due(epoch))
+    # The last one's end begins none.
+    assert [one.facts["begun"] for one in (state, kept(3))] == [True, False]
+    again = turns_of(state)
+    assert [again.take_turn(due(epoch)).learning_rate for epoch in (None, 1)] == [None, 0.125]
+
+
 def test_epochs_when_the_driver_hears_of_them_at_the_end_then_loggers_see_all_and_a_wish_to_stop_is_warned_of():
     seen, lambdas = [], keras.callbacks.LambdaCallback
     model = regression_model("sgd")

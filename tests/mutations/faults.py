@@ -255,7 +255,7 @@ FAULTS = (
     ),
     Fault(
         name="worker-rows-uncounted",
-        file="elephant/driver/driver_callbacks.py",
+        file="elephant/driver/driver_epochs.py",
         old="sum(rows / total * value for rows, value in known)",
         new="sum(value / len(known) for _, value in known)",
         breaks="Logs of a train_step of the user's own are averaged without regard to rows.",

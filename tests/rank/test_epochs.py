@@ -10,7 +10,7 @@ from keras_reference import classifier_data, job_for, split
 
 from elephant.config import AsynchronousOptions
 from elephant.data.schema import DataSchema, Field
-from elephant.driver.driver_callbacks import EpochSummaries
+from elephant.driver.driver_epochs import EpochSummaries
 from elephant.monitor.events import EpochPart, StopRequested, from_message, to_message
 
 SCHEMA = DataSchema(

@@ -11,7 +11,7 @@ from pyspark import cloudpickle
 from rank_pool import fit_here
 from tiers import in_tiers
 
-from elephant.driver.driver_callbacks import EpochSummaries
+from elephant.driver.driver_epochs import EpochSummaries
 from elephant.driver.server_model import ServerModel
 
 TOLERANCE = 1e-6

@@ -1,7 +1,9 @@
 """Workers in rounds at parameter servers, against one process of plain Keras on the rows of all of them."""
 
+import dataclasses
 import os
 import signal
+import time
 
 import keras
 import numpy as np
@@ -71,6 +73,48 @@ def test_weights_when_a_worker_and_the_server_are_lost_then_equal_one_process(ra
     expected, _ = reference(model, parts, epochs=20)
     assert largest_difference(trained, expected) <= TOLERANCE
     assert counted["positions"] == {"0": 80, "1": 20, "2": 60}
+
+
+class Slow(keras.callbacks.Callback):
+    """Holds each step up, and with it the others' rounds."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        time.sleep(0.2)
+
+
+def with_statistics():
+    """Returns a model that has moving statistics, which change none of its outputs."""
+    keras.utils.set_random_seed(0)
+    inputs = keras.layers.Input((6,))
+    beside = keras.layers.Rescaling(0.0)(keras.layers.BatchNormalization()(inputs))
+    hidden = keras.layers.Add()([keras.layers.Dense(6, "tanh")(inputs), beside])
+    model = keras.Model(inputs, keras.layers.Dense(1)(hidden))
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    return model
+
+
+def test_weights_when_a_fit_goes_on_from_within_an_epoch_then_equal_one_process(rank_pool, by_value):
+    parts, model = split(classifier_data(sum(SIZES)), SIZES), with_statistics()
+    job = in_rounds(model)
+    with AsynchronousFit(rank_pool, job, parts) as fit:
+        for partition in range(3):
+            fit.begin(partition, job=dataclasses.replace(job, callbacks=(Slow(),)))
+        # The partition with one step an epoch has ended its second one, the others have not.
+        fit.wait_for_step(0, 6)
+        state = fit.checkpoint()
+        for partition in range(3):
+            rank_pool.kill(partition)
+    assert state.epochs == 1 and 0 < state.step < 8
+    assert [state.facts["ledgers"][0][partition][0] for partition in "012"] == [6, 2, 5]
+    with AsynchronousFit(rank_pool, dataclasses.replace(job, state=state), parts) as fit:
+        recordings = fit.train_all()
+        trained = fit.weights()
+    expected, _ = reference(model, parts)
+    expected = [value for value, variable in zip(expected, model.weights, strict=True) if variable.trainable]
+    assert largest_difference(trained, expected) <= TOLERANCE
+    assert [[(part.epoch, part.steps) for part in one.parts] for one in recordings] == [
+        [(1, 2), (2, 4)], [(1, 0), (2, 1)], [(1, 1), (2, 3)],
+    ]  # fmt: skip
 
 
 def test_moving_statistics_when_workers_take_steps_together_then_are_the_average_of_theirs(rank_pool):

@@ -1,11 +1,13 @@
 """An asynchronous fit without Spark: real parameter servers, and workers in processes of the `RankPool`."""
 
+import contextlib
 import dataclasses
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
+from gossip_fit import States
 from rank_pool import who_runs, write_shard
 
 
@@ -22,7 +24,6 @@ class AsynchronousFit:
         pool: The `RankPool`.
         job: The `TrainingJob`.
         columns: For each partition a dictionary of arrays by role.
-        kept: What the servers of an earlier fit kept (`ControlClient.keep`), which this one goes on from.
         of_server: Fields of every server's `ServerSpec` that no option has.
         options: More of `AsynchronousOptions`.
 
@@ -32,7 +33,7 @@ class AsynchronousFit:
         layout: The places of the weights.
     """
 
-    def __init__(self, pool, job, columns, *, kept=None, of_server=None, **options):
+    def __init__(self, pool, job, columns, *, of_server=None, **options):
         from elephant.driver.server_model import ServerModel
         from elephant.driver.server_processes import parts_of
         from elephant.parameter_server.control_client import ControlClient
@@ -41,15 +42,15 @@ class AsynchronousFit:
         self.pool, self.job, self.columns = pool, job, columns
         asynchronous = dataclasses.replace(job.config.asynchronous, **options)
         config = dataclasses.replace(job.config, num_workers=len(columns), asynchronous=asynchronous)
-        of_servers = dataclasses.replace(job, config=config, state=None)
-        model = ServerModel(of_servers, row_spec(job.schema, columns[0]))
+        # Some tests say no more of a state than how many epochs are done.
+        state = job.state if job.state is not None and job.state.arrays else None
+        self._of_driver = dataclasses.replace(job, config=config, state=state)
+        self._model = model = ServerModel(self._of_driver, row_spec(job.schema, columns[0]))
         self.layout, self._run = model.layout, who_runs()
         parts = [
             dataclasses.replace(part, spec=dataclasses.replace(part.spec, **(of_server or {})))
             for part in parts_of(model, config, self._run["run_id"])
         ]
-        if kept is not None:
-            parts = [part_of_kept(part, kept, ledger) for part, ledger in zip(parts, kept.ledgers, strict=True)]
         token = bytes.fromhex(self._run["token"])
         self._folder = tempfile.TemporaryDirectory()
         self.servers = [
@@ -67,6 +68,8 @@ class AsynchronousFit:
         from elephant.rank.rank_info import RankInfo
 
         job, columns = job or self.job, columns or self.columns[partition]
+        if job.state is not None:
+            job = dataclasses.replace(job, state=job.state.without_arrays())
         shard = Path(tempfile.mkdtemp(dir=self._folder.name)) / "shard"
         summary = write_shard(shard, job.schema, columns)
         rank_info = RankInfo(
@@ -109,6 +112,31 @@ class AsynchronousFit:
             time.sleep(0.01)
         raise TimeoutError(f"partition {partition} did not get to step {step}")
 
+    def checkpoint(self, timeout_s=60):
+        """Returns a state within an epoch, as the driver makes it while workers go on."""
+        from elephant.driver.driver_epochs import DriverEpochs
+        from elephant.monitor.events import EpochPart, Started, StepEnded
+
+        # Ends of epochs are to make none.
+        options = {"checkpoint_path": "unused", "checkpoint_seconds": 1e-9, "checkpoint_epochs": 10**6}
+        job = dataclasses.replace(self._of_driver, config=self._of_driver.config.changed(**options))
+        place, states, end = {"host": "h", "device": "CPU", "threads": 1}, States(), time.monotonic() + timeout_s
+        with contextlib.closing(DriverEpochs(job, self._model, self.control, states)) as epochs:
+            epochs.begin()
+            for rank, columns in enumerate(self.columns):
+                epochs.note(Started(rank=rank, training_rows=len(columns["features"]), validation_rows=0, **place))
+            done = job.first_epoch
+            while not states.all and time.monotonic() < end:
+                steps, positions = epochs._epoch_steps, self.control.statistics()["positions"]
+                ended = min(positions.get(str(rank), 0) // count for rank, count in steps.items() if count)
+                for epoch in range(done, ended):
+                    for rank in steps:
+                        epochs.add(EpochPart(rank=rank, epoch=epoch, rows=0, val_rows=0, steps=0, wait_s=0.0, logs={}))
+                done = max(done, ended)
+                epochs.note(StepEnded(rank=0, epoch=done, step=1, steps=1, logs={}))
+                epochs.keep_up()
+        return states.all[0]
+
     def close(self):
         self.control.close()
         for server in self.servers:
@@ -120,15 +148,3 @@ class AsynchronousFit:
 
     def __exit__(self, *_):
         self.close()
-
-
-def part_of_kept(part, kept, ledger):
-    """Returns a server's part with what it is to begin with: of an earlier fit's servers."""
-    span = slice(part.spec.first_value, part.spec.first_value + part.spec.num_values)
-    return dataclasses.replace(
-        part,
-        values=kept.fetched.values[span],
-        slots=[slot[span] for slot in kept.fetched.slots],
-        iterations=kept.fetched.iterations,
-        push_log=ledger,
-    )

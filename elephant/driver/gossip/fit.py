@@ -139,7 +139,7 @@ def gossip_attempt(
         rows: The rows.
     """
     # Here, because it imports Keras, which an executor's Python worker must not.
-    from elephant.driver.driver_callbacks import DriverEpochs
+    from elephant.driver.driver_epochs import DriverEpochs
 
     num_workers = spec.plan.world_size
     servers = ServerAddresses(servers=(), layout=model.layout.to_json(), num_workers=num_workers)

@@ -198,6 +198,9 @@ class WorkerEpochs(keras.callbacks.Callback):
     def repeat(self, epoch: int) -> None:
         """Reports an epoch that another attempt has trained to its end and perhaps not reported."""
         self._position.begin(epoch, first=self._position.steps)
+        if self._in_rounds:
+            # The others wait for it; where the one before has sent its own, that counts.
+            self.average_state(self._rows_of_epoch(epoch, 0), epochs=epoch + 1)
         self._report(epoch, {}, np.empty(0), stopped=False)
 
     def average_state(self, weight: float, steps: int = 0, epochs: int = 0) -> None:
