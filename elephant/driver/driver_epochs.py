@@ -174,7 +174,7 @@ class DriverEpochs:
         # Of the last state: when it was made, and where workers were; and whether any has trained since.
         self._kept_at = time.monotonic()
         self._kept_positions = model.positions()
-        self._has_moved = False
+        self._has_moved = self._is_wanted = False
         self.steps = 0
         self.wait_s = 0.0
 
@@ -225,22 +225,29 @@ class DriverEpochs:
         else:
             self._has_moved = True
 
-    def keep_up(self) -> None:
+    def keep_up(self, *, is_wanted: bool = False) -> None:
         """Has a state within the epoch kept, where the last one is old enough, and workers have trained since.
+
+        Args:
+            is_wanted: Whether somebody wants one, however old the last one is.
 
         Raises:
             ServerFailedError: A server has given the fit up.
             NetworkError: A server cannot be reached.
         """
         seconds, writer = self._job.config.checkpoint_seconds, self._checkpoint_writer
-        if seconds is None or writer is None or not self._has_moved or self.stopped:
+        # Several servers in rounds are asked one after the other, and so in different rounds.
+        is_exact = not self._job.config.trains_in_rounds or self._job.config.asynchronous.parameter_servers == 1
+        self._is_wanted = self._is_wanted or (is_wanted and is_exact)
+        if writer is None or not self._has_moved or self.stopped:
             return
-        if time.monotonic() - self._kept_at < seconds or not self._kept_positions.keys() <= self._epoch_steps.keys():
+        is_due = seconds is not None and time.monotonic() - self._kept_at >= seconds
+        if not (is_due or self._is_wanted) or not self._kept_positions.keys() <= self._epoch_steps.keys():
             return
         kept = self._keep_now()
         if kept is None:
             return
-        self._has_moved = False
+        self._has_moved = self._is_wanted = False
         positions = positions_of(kept.ledgers)
         step = steps_beyond(positions, self._epoch_steps, self._done, num_workers=self._job.config.num_ranks)
         if step and positions != self._kept_positions:

@@ -176,6 +176,22 @@ def started(rank, rows):
     return Started(rank=rank, host="h", device="CPU", threads=1, training_rows=rows, validation_rows=0)
 
 
+def test_states_when_somebody_wants_one_then_are_made_once_for_each_time():
+    work = job([])
+    model, states = ServerModel(work, ROWS), States()
+    servers = Pushed(model)
+    epochs = DriverEpochs(work, model, servers, states)
+    epochs.begin()
+    epochs.note(started(0, 10))
+    epochs.note(started(1, 15))
+    for step, is_wanted, count in ((1, False, 0), (1, True, 1), (2, False, 1), (2, True, 2)):
+        servers.positions = [{0: step}, {0: step}]
+        epochs.note(StepEnded(rank=0, epoch=0, step=step, steps=2, logs={}))
+        epochs.keep_up(is_wanted=is_wanted)
+        epochs.keep_up()
+        assert len(states.all) == count
+
+
 def test_states_when_seconds_have_passed_then_lie_where_workers_are_and_only_where_they_have_moved():
     work = job([plateau()], checkpoint_seconds=1e-9, checkpoint_epochs=100)
     model, states = ServerModel(work, ROWS), States()
