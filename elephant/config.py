@@ -226,6 +226,11 @@ class FitConfig(_OptionsOfFit):
         return self.mode == "synchronous"
 
     @property
+    def waits_for_all(self) -> bool:
+        """True if all workers take every step together, and have the same to do in it."""
+        return self.takes_steps_together and self.pipeline_stages is None
+
+    @property
     def way(self) -> str:
         """The options that say how workers train together, as the user writes them."""
         return "aggregation='server'" if self.trains_in_rounds else f"mode={self.mode!r}"

@@ -141,7 +141,9 @@ def fit_local(
     config = limited(FitConfig.of({**options, **given}))
     model_spec = model_source(model, custom_objects)
     schema, columns = _columns_of(x, y, model_spec.info.dtype)
-    progress = Progress(num_workers=num_workers, epochs=config.epochs, verbose=verbose)
+    progress = Progress(
+        num_workers=num_workers, epochs=config.epochs, verbose=verbose, waits_for_all=config.waits_for_all
+    )
     job = TrainingJob(model_spec, tuple(callbacks), config, schema)
     fit = fit_here(job, _parts_of(columns, num_workers), progress, {} if env is None else env)
     return fit.history, model_spec.with_variables(fit.variables, fit.rows).build()

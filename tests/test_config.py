@@ -217,6 +217,21 @@ def test_rounds_when_checkpoints_lie_within_epochs_then_several_servers_are_refu
 
 
 @pytest.mark.parametrize(
+    ("options", "waits"),
+    [
+        ({}, True),
+        ({"frequency": 8}, True),
+        ({"aggregation": "server"}, True),
+        ({"pipeline_stages": 2, "num_workers": 4}, False),
+        ({"mode": "asynchronous"}, False),
+        ({"mode": "gossip"}, False),
+    ],
+)
+def test_fit_when_its_ranks_have_the_same_to_do_in_steps_together_then_it_waits_for_all(options, waits):
+    assert FitConfig.of(options).waits_for_all == waits
+
+
+@pytest.mark.parametrize(
     ("options", "text"),
     [
         ({"compression": "int8"}, "compression: expected no compression with mode='gossip'"),

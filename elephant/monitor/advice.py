@@ -13,12 +13,13 @@ from typing import Any
 
 from elephant.monitor.rank_times import sums_by_rank
 from elephant.monitor.scaling import ScalingRun, counted, efficiencies, measured_runs
+from elephant.monitor.stragglers import MUCH_WAITING, Reason, stragglers
 
 # Parts of the time from which on something is worth a change. Runs that compare numbers of workers do nothing else, so
 # that less says enough.
-_MUCH_WAITING, _MUCH_INPUT, _MUCH_EXCHANGE, _MUCH_EXCHANGE_OF_RUNS = 0.15, 0.1, 0.3, 0.2
-# Times as many rows as the rank with the fewest has, and times as long as a step with fewer workers.
-_UNEVEN, _SLOWER = 1.25, 1.3
+_MUCH_INPUT, _MUCH_EXCHANGE, _MUCH_EXCHANGE_OF_RUNS = 0.1, 0.3, 0.2
+# Times as long as a step with fewer workers.
+_SLOWER = 1.3
 # Epochs after the best one from which on they are too many.
 _WORSE_EPOCHS = 3
 # Fewer workers are enough that reach the first part of the highest rate; more may pay off at the second part of the
@@ -26,6 +27,14 @@ _WORSE_EPOCHS = 3
 _ENOUGH, _SCALES = 0.9, 0.8
 # Distance between rates of the same run, over their median.
 _SPREAD = 0.2
+_WHAT_TO_DO = {
+    Reason.ROWS: "It has more rows than others: repartition the DataFrame evenly.",
+    Reason.STEPS: "Look at what else runs on its host, and at its threads and its device beside those of the others.",
+    Reason.INPUT: "Its steps wait for their rows: look at its disk and at what else runs on its host, or hold the rows "
+    "(cache='memory').",
+    Reason.EPOCH_END: "Its validation or its callbacks take longer: look at its validation rows, and at what callbacks "
+    "do on this rank alone.",
+}
 
 Rule = Callable[..., Iterable[str]]
 _RULES: dict[Rule, tuple[str, ...]] = {}
@@ -119,27 +128,16 @@ def _on_cores(scaling_runs: Sequence[ScalingRun]) -> Iterable[str]:
 def _on_slowest_rank(
     sums: Sequence[Mapping[str, Any]], plan: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
 ) -> Iterable[str]:
-    if options.get("pipelineStages"):
-        # Each rank has work of another kind.
+    if options.get("pipelineStages") or not any(own["others_s"] for own in sums):
+        # Each rank has work of another kind, or waits for no other one.
         return
-    slowest = min(sums, key=lambda own: own["others_s"])
-    # One epoch the one may be slower and the next the other, which nobody can help.
-    late_s = sum(own["others_s"] - slowest["others_s"] for own in sums)
-    total_s = sum(own["seconds"] for own in sums)
-    waiting = late_s / max(total_s - slowest["seconds"], slowest["seconds"])
-    if waiting <= _MUCH_WAITING:
-        return
-    place = next((part for part in plan if part["rank"] == slowest["rank"]), {})
-    fewest = min(own["rows"] for own in sums)
-    why = (
-        "It has more rows than others: repartition the DataFrame evenly."
-        if slowest["rows"] > _UNEVEN * fewest
-        else "Look at what else runs on its host, and at its threads and its device beside those of the others."
-    )
-    yield (
-        f"Rank {slowest['rank']} on {place.get('host', 'its host')} is the slowest: the others wait for it "
-        f"{waiting:.0%} of their time. {why}"
-    )
+    # Over all epochs: one epoch the one may be slower and the next the other, which nobody can help.
+    for slowest in stragglers(sums)[:1]:
+        place = next((part for part in plan if part["rank"] == slowest.rank), {})
+        yield (
+            f"Rank {slowest.rank} on {place.get('host', 'its host')} is the slowest: others wait for it "
+            f"{slowest.waiting:.0%} of their time. {_WHAT_TO_DO[slowest.reason]}"
+        )
 
 
 @_rule
@@ -191,7 +189,7 @@ def _on_exchange_of_runs(scaling_runs: Sequence[ScalingRun], options: Mapping[st
 @_rule
 def _on_waiting(scaling_runs: Sequence[ScalingRun]) -> Iterable[str]:
     last = scaling_runs[-1]
-    if last.shares["others_s"] > _MUCH_WAITING and _slower(scaling_runs) <= _SLOWER:
+    if last.shares["others_s"] > MUCH_WAITING and _slower(scaling_runs) <= _SLOWER:
         yield (
             f"{counted(last.workers)} wait for slower ones {last.shares['others_s']:.0%} of their time. Where machines "
             "differ for good, mode='asynchronous' lets each go at its own pace; compare the accuracy then."

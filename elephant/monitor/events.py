@@ -159,6 +159,7 @@ class RankEpoch(Event):
     wait_s: float  # of the epoch, in which it exchanged with other ranks or servers, or waited for them
     input_s: float  # of the epoch, in which a step waited for its rows
     bytes_sent: int  # to other ranks, or to servers
+    training_wait_s: float | None = None  # of wait_s, until the last step's end; files of events may lack it
 
 
 @dataclass(frozen=True, kw_only=True)

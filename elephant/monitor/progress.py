@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TextIO
 from elephant.monitor.events import EpochEnded, Event, Printed, RunNote, Started, StepEnded
 from elephant.monitor.listeners import Listeners
 from elephant.monitor.log_stream import TokenBucket
+from elephant.monitor.stragglers import Straggler, StragglerWatch
 
 if TYPE_CHECKING:
     import numpy as np
@@ -108,10 +109,13 @@ class Progress:
     Args:
         epochs: Epochs that were asked for; zero for a function.
         verbose: 0 prints nothing, 1 or ``"auto"`` everything, 2 no progress within an epoch.
+        waits_for_all: Whether ranks take every step together, and have the same to do in it: those that others wait
+            for are named then.
         listeners: Told of all events; None where there are none.
 
     Attributes:
         record: What the events so far say together.
+        straggler_watch: Knows the ranks that others have waited for.
     """
 
     def __init__(
@@ -122,12 +126,14 @@ class Progress:
         verbose: int | str,
         stream: TextIO | None = None,
         bucket: TokenBucket | None = None,
+        waits_for_all: bool = False,
         listeners: Listeners | None = None,
     ) -> None:
         self._num_workers = num_workers
         self._epochs = epochs
         self._listeners = Listeners() if listeners is None else listeners
         self.record = self._listeners.record
+        self.straggler_watch = StragglerWatch(waits_for_all=waits_for_all)
         self._verbose = 1 if verbose == "auto" else verbose
         self._stream = stream
         self._shows_plan = True
@@ -144,7 +150,10 @@ class Progress:
         return self._verbose != 0
 
     def show(self, event: Event) -> None:
-        """Prints what there is to say about an event; warns of the first epoch whose loss is not finite."""
+        """Prints what there is to say about an event; warns of the first epoch whose loss is not finite.
+
+        Ranks that others wait for are named in notes, when all that the ranks tell of an epoch has come.
+        """
         event = self._listeners.show(event)
         if isinstance(event, StepEnded):
             # Most events are steps.
@@ -155,6 +164,8 @@ class Progress:
             self._watch_loss(event)
         if self._verbose:
             self._print(event)
+        for line in self.straggler_watch.add(event):
+            self.note(line)
 
     def _print(self, event: Event) -> None:
         if isinstance(event, EpochEnded):
@@ -193,7 +204,12 @@ class Progress:
         record = self.record
         if record.steps.get(step.rank) is not step or not self._moves:
             return
-        text = live_line(list(record.steps.values()), list(record.started.values()), self._epochs)
+        text = live_line(
+            list(record.steps.values()),
+            list(record.started.values()),
+            self._epochs,
+            self.straggler_watch.latest_stragglers,
+        )
         if self._is_terminal:
             # A longer line would go on in the next one, and could not be written over.
             text = text[: shutil.get_terminal_size().columns - 1]
@@ -280,17 +296,21 @@ class Progress:
         return self._stream or sys.stdout
 
 
-def live_line(steps: Sequence[StepEnded], started: Sequence[Started], epochs: int) -> str:
+def live_line(
+    steps: Sequence[StepEnded], started: Sequence[Started], epochs: int, stragglers: Sequence[Straggler] = ()
+) -> str:
     """Returns the line that tells where a fit is.
 
     Metrics are the average of what each rank has said last of its own rows, by rows: ``~`` marks them, because the
-    ranks have said it at different moments. The slowest rank is, where all take every step together, the one that
-    waits least, and else the one that is furthest behind; none is named where the difference is small.
+    ranks have said it at different moments. The slowest rank is the one that others have waited for in the last epoch,
+    and why. Where there was none, it is the one that waits least, if all take every step together, and else the one
+    that is furthest behind; none is named where the difference is small.
 
     Args:
         steps: The latest report of each rank.
         started: What the ranks said when they started.
         epochs: Of the fit.
+        stragglers: Of the last epoch.
 
     >>> steps = [StepEnded(rank=rank, epoch=1, step=30, steps=100, logs={"loss": 1.0 + rank}, rows=30 * (3 - 2 * rank),
     ...                    rows_per_s=100.0, step_s=0.5, wait_s=0.3 * rank) for rank in (0, 1)]
@@ -311,8 +331,18 @@ def live_line(steps: Sequence[StepEnded], started: Sequence[Started], epochs: in
         if total:
             mean = sum(rows * value for rows, value in known) / total
             parts.append(f"{name} {'~' if max(len(steps), ranks) > 1 else ''}{mean:.4f}")
+    return "  ".join([*parts, *_words_on_slowest(steps, started, stragglers)])
+
+
+def _words_on_slowest(
+    steps: Sequence[StepEnded], started: Sequence[Started], stragglers: Sequence[Straggler]
+) -> list[str]:
+    if stragglers:
+        rank = stragglers[0].rank
+        host = next((f" on {start.host}" for start in started if start.rank == rank and start.host), "")
+        return [f"(rank {rank}{host} is the slowest: {stragglers[0].text})"]
     slowest = _slowest(steps, together=all(rank.first_step is not None for rank in started))
-    return "  ".join(parts) + ("" if slowest is None else f"  (rank {slowest.rank} is the slowest)")
+    return [] if slowest is None else [f"(rank {slowest.rank} is the slowest)"]
 
 
 def _position(step: StepEnded) -> float:

@@ -15,8 +15,9 @@ def rank_times(epochs: Sequence[RankEpoch], *, together: bool) -> list[dict[str,
 
     ``epoch`` from zero, ``rank``, ``rows`` and ``rows_per_s`` of training, ``seconds`` of the epoch, and of these:
     ``compute_s`` (steps, validation and callbacks), ``exchange_s``, ``others_s`` (waiting for other ranks) and
-    ``input_s`` (waiting for rows); ``bytes_sent``. Which rank a rank waits for it cannot know itself: of ranks that
-    take every step together, nobody keeps the one waiting that waits least, and its seconds are those of the exchange.
+    ``input_s`` (waiting for rows). ``end_s`` are those of ``compute_s`` after the last step; ``bytes_sent``. Which rank
+    a rank waits for it cannot know itself: of ranks that take every step together, nobody keeps the one waiting that
+    waits least, and its seconds are those of the exchange.
 
     Args:
         epochs: Of all ranks, by epoch.
@@ -31,6 +32,8 @@ def rank_times(epochs: Sequence[RankEpoch], *, together: bool) -> list[dict[str,
 
 
 def _times(epoch: RankEpoch, exchange_s: float) -> dict[str, Any]:
+    # Where nothing is known of it, all waiting may have been behind the last step.
+    end_wait_s = epoch.wait_s - (epoch.training_wait_s or 0.0)
     return {
         "epoch": epoch.epoch,
         "rank": epoch.rank,
@@ -41,6 +44,7 @@ def _times(epoch: RankEpoch, exchange_s: float) -> dict[str, Any]:
         "exchange_s": exchange_s,
         "others_s": epoch.wait_s - exchange_s,
         "input_s": epoch.input_s,
+        "end_s": max(epoch.seconds - epoch.training_s - end_wait_s, 0.0),
         "bytes_sent": epoch.bytes_sent,
     }
 

@@ -390,7 +390,11 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         }
         with Listeners(_listeners(self, rows.source.session, about), plain_params(self)) as listeners:
             progress = Progress(
-                num_workers=config.num_ranks, epochs=config.epochs, verbose=config.verbose, listeners=listeners
+                num_workers=config.num_ranks,
+                epochs=config.epochs,
+                verbose=config.verbose,
+                waits_for_all=config.waits_for_all,
+                listeners=listeners,
             )
             result = train(rows.source, job, progress)
             if backup is not None and backup.delete_checkpoint:

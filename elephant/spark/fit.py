@@ -423,7 +423,8 @@ def train(rows: RowSource, job: TrainingJob, progress: Progress) -> FitResult:
                 continue
             raise
         history = result.history if state is None else joined(state.history, result.history)
-        return replace(result, history=history, statistics=recovery.counted(result.statistics))
+        statistics = {**recovery.counted(result.statistics), **progress.straggler_watch.statistics}
+        return replace(result, history=history, statistics=statistics)
 
 
 def _finish(checkpoint_writer: CheckpointWriter | StatesInMemory, result: FitResult) -> None:

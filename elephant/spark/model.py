@@ -183,6 +183,11 @@ class KerasModel(Model, ModelParams, SavedStage):
         ``wait_s_per_step``, seconds that a worker waited for servers; ``staleness``, how many updates had been
         applied between a worker's pull and its push (text) by how often; ``server_restarts``, ``worker_retries``.
         With ``maxRestarts``, ``restarts`` says how often the fit was started again.
+
+        ``slow_ranks`` is there where ranks of a synchronous fit have held up the others in at least half of its epochs:
+        a dictionary of each, with ``rank``, ``host``, ``executor``, ``rows``, ``epochs`` (from zero), ``factor`` (its
+        seconds, as a multiple of those of others) and ``reason``: ``"rows"``, ``"steps"``, ``"input"`` or
+        ``"epoch_end"``.
         """
         return copy.deepcopy(self._training_statistics)
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from elephant.monitor.events import EpochEnded, Printed, Started, StepEnded
+from elephant.monitor.events import EpochEnded, Printed, RankEpoch, Started, StepEnded
 from elephant.monitor.log_stream import TokenBucket
 from elephant.monitor.progress import Progress, live_line
 
@@ -109,6 +109,48 @@ def test_live_line_when_a_rank_is_slower_then_names_it():
     assert "slowest" not in live_line([step(0, 2, waits=0.04), step(1, 2)], [*starts()], 1)
     apart = live_line([step(0, 3, epoch=1, loss=1.0), step(1, 2, loss=3.0)], [*starts(together=False)], 2)
     assert apart == "epoch 1/2  step 2/4  32 rows/s  0:03 left  loss ~3.0000  (rank 1 is the slowest)"
+
+
+def rank_epoch(rank, epoch, *, wait_s):
+    return RankEpoch(
+        rank=rank, epoch=epoch, rows=1000, seconds=20.0, training_s=20.0, wait_s=wait_s, input_s=0.0, bytes_sent=7,
+        training_wait_s=wait_s,
+    )  # fmt: skip
+
+
+def slow_fit():
+    for epoch in (0, 1):
+        yield EpochEnded(rank=0, epoch=epoch, logs={"loss": 1.0})
+        yield rank_epoch(0, epoch, wait_s=10.0)
+        yield rank_epoch(1, epoch, wait_s=2.0)
+    yield step(0, 3, epoch=2, loss=1.0)
+
+
+SLOW = "1.8 times the time per row, 1,000 rows"
+
+
+@pytest.mark.parametrize("verbose", [0, 1, 2])
+def test_progress_when_others_wait_for_a_rank_then_says_so_after_the_epoch_and_while_the_next_one_runs(
+    monkeypatch, verbose
+):
+    monkeypatch.setenv("COLUMNS", "200")
+    stream = Terminal()
+    progress = Progress(num_workers=2, epochs=3, verbose=verbose, stream=stream, waits_for_all=True)
+    for event in (*starts(), *slow_fit()):
+        progress.show(event)
+    note = f"epoch 2: others wait 40% of their time for rank 1 (h): {SLOW}"
+    assert progress.record.notes == [note]
+    shown = stream.getvalue()
+    assert shown.count(f"    1\n{note}\n") == (verbose > 0)
+    assert shown.endswith(f"  loss ~1.0000  (rank 1 on h is the slowest: {SLOW})") == (verbose == 1)
+
+
+def test_progress_when_nobody_waits_for_others_then_names_no_rank():
+    stream = Terminal()
+    progress = Progress(num_workers=2, epochs=3, verbose=1, stream=stream)
+    for event in (*starts(together=False), *slow_fit()):
+        progress.show(event)
+    assert progress.record.notes == [] and "slowest" not in stream.getvalue()
 
 
 def test_progress_when_a_rank_reports_after_the_end_of_the_epoch_then_the_line_stays_away():

@@ -22,10 +22,10 @@ from elephant.monitor.summary import FitSummary, page
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def event(rank, epoch=0, *, rows=100, seconds=10.0, wait_s=1.0, input_s=0.5):
+def event(rank, epoch=0, *, rows=100, seconds=10.0, wait_s=1.0, input_s=0.5, end_s=2.0):
     return RankEpoch(
-        rank=rank, epoch=epoch, rows=rows, seconds=seconds, training_s=8.0, wait_s=wait_s, input_s=input_s,
-        bytes_sent=1_000_000,
+        rank=rank, epoch=epoch, rows=rows, seconds=seconds, training_s=10.0 - end_s, wait_s=wait_s, input_s=input_s,
+        bytes_sent=1_000_000, training_wait_s=wait_s,
     )  # fmt: skip
 
 
@@ -43,6 +43,7 @@ def test_times_when_ranks_step_together_then_who_waits_least_tells_what_the_exch
     first, second = rank_times([event(0, wait_s=4.0), event(1, wait_s=1.0)], together=True)
     assert (first["exchange_s"], first["others_s"], first["compute_s"], first["input_s"]) == (1.0, 3.0, 5.5, 0.5)
     assert (second["exchange_s"], second["others_s"], second["rows_per_s"]) == (1.0, 0.0, 12.5)
+    assert first["end_s"] == second["end_s"] == 2.0
     # At their own pace, workers wait for servers alone.
     first, second = rank_times([event(0, wait_s=4.0), event(1, wait_s=1.0)], together=False)
     assert (first["exchange_s"], first["others_s"]) == (4.0, 0.0)
@@ -65,6 +66,10 @@ def test_by_rank_when_there_are_epochs_then_adds_them_up():
         (summary_of(event(0), event(0, 1, wait_s=5.0), event(1, 1), event(0, 2), event(1, 2, wait_s=5.0)), []),
         (summary_of(event(0), event(1, wait_s=5.0)), ["Rank 0 on h0 is .* others wait for it 40% .* Look at"]),
         (summary_of(event(0, rows=200), event(1, wait_s=5.0)), ["Rank 0 on h0 .* repartition the DataFrame"]),
+        (summary_of(event(0, input_s=4.5), event(1, wait_s=5.0)), ["Rank 0 .* wait for their rows", "Steps wait"]),
+        (summary_of(event(0, end_s=5.0), event(1, wait_s=5.0)), ["Rank 0 on h0 .* 40% .* validation or its callbacks"]),
+        (summary_of(event(0), event(1, wait_s=5.0), together=False), []),
+        (summary_of(event(0), event(1, wait_s=5.0), options={"pipelineStages": "2"}), []),
         (summary_of(event(0, wait_s=4.0), event(1, wait_s=4.0)), ["Exchanging takes 40% of the time. .*frequency=k"]),
         (summary_of(event(0, input_s=3.0)), ["Steps wait for their rows 30% of the time. .*without a generator"]),
         (summary_of(history={"loss": [1.0, float("nan")]}), ["The loss is not finite"]),

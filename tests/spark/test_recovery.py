@@ -92,6 +92,12 @@ def require_whole(trained):
     assert trained.history["loss"] == [10.0, 9.0, 8.0, 7.0]
 
 
+def test_fit_when_ranks_hold_up_others_then_the_statistics_name_them(monkeypatch):
+    slow = {"slow_ranks": [{"rank": 1, "host": "b", "reason": "rows"}]}
+    monkeypatch.setattr("elephant.monitor.stragglers.StragglerWatch.statistics", slow)
+    assert Fit().train().statistics == slow
+
+
 def test_fit_when_it_is_lost_then_goes_on_from_the_checkpoint_and_counts(tmp_path):
     failed = ServerFailedError("lost")
     failed.retryable = True

@@ -240,6 +240,7 @@ class StepProgress(keras.callbacks.Callback):
         self._epoch, self._first, self._last = epoch, -1, 0
         self._began = self._ended = self._step_began = time.monotonic()
         self._counted = (self._exchange.waited_s, self._feed.waited_s, self._exchange.bytes_sent)
+        self._waited_s = self._exchange.waited_s
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         if self._first < 0:
@@ -252,7 +253,7 @@ class StepProgress(keras.callbacks.Callback):
         self._measured = (self._last, time.monotonic(), self._exchange.waited_s)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        self._ended = time.monotonic()
+        self._ended, self._waited_s = time.monotonic(), self._exchange.waited_s
         self._feed.step_ended(self._step_began, batch + 1 - self._last)
         self._last = batch + 1
         if self._ended - self._noted_at >= self._interval_s:
@@ -296,6 +297,7 @@ class StepProgress(keras.callbacks.Callback):
                 wait_s=self._exchange.waited_s - waited_s,
                 input_s=self._feed.waited_s - fed_s,
                 bytes_sent=self._exchange.bytes_sent - bytes_sent,
+                training_wait_s=self._waited_s - waited_s,
             )
         )
 

@@ -330,7 +330,12 @@ class SparkModel:
                 ),
                 preprocessing=BatchFunctions(augment=options.get("augmentation")),
             )
-            progress = Progress(num_workers=config.num_ranks, epochs=config.epochs, verbose=config.verbose)
+            progress = Progress(
+                num_workers=config.num_ranks,
+                epochs=config.epochs,
+                verbose=config.verbose,
+                waits_for_all=config.waits_for_all,
+            )
             for text in notes:
                 progress.note(text)
             result = train(RddRows(rdd, plan, first), job, progress)
