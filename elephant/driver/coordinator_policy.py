@@ -77,6 +77,9 @@ class Epochs(Protocol):
     def note(self, event: Started | StepEnded) -> None:
         """Takes a worker's start, or the news that it has trained."""
 
+    def want_state(self) -> None:
+        """Has a checkpoint made soon."""
+
     def keep_up(self) -> None:
         """Makes a checkpoint within the epoch where it is time for one."""
 
@@ -330,6 +333,9 @@ class AsynchronousPolicy(CoordinatorPolicy):
         # One that is missed now is made later; a server that is lost says so itself.
         with contextlib.suppress(NetworkError):
             self._epochs.keep_up()
+
+    def want_state(self) -> None:
+        self._epochs.want_state()
 
     def _require_same_round(self) -> None:
         """Raises ServerFailedError when a server went back to a round that the other servers have left behind."""

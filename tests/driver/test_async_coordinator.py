@@ -75,6 +75,9 @@ class Epochs:
     def note(self, event):
         self.noted.append(type(event))
 
+    def want_state(self):
+        self.noted.append("wanted")
+
     def keep_up(self):
         self.looks += 1
         raise PeerLostError("a server is about to come back")
