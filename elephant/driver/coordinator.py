@@ -277,9 +277,9 @@ class Coordinator:
             return is_retryable(failure.kind)
         if self.record.silent is not None:
             return True
-        return cancellation(job_error) is None and bool(
-            self.record.started or SparkWords.EXECUTOR_LOST.search(job_error)
-        )
+        # There were slots enough when the run began: one has been lost since.
+        is_loss = SparkWords.EXECUTOR_LOST.search(job_error) or SparkWords.TOO_FEW_SLOTS.search(job_error)
+        return cancellation(job_error) is None and bool(self.record.started or is_loss)
 
     def _error(self, job_error: Exception | None) -> ElephantError | None:
         """Returns why the run failed, or None where it did not."""

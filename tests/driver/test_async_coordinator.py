@@ -75,7 +75,10 @@ class Epochs:
     def note(self, event):
         self.noted.append(type(event))
 
-    def keep_up(self, *, is_wanted=False):
+    def want_state(self):
+        self.noted.append("wanted")
+
+    def keep_up(self):
         self.looks += 1
         raise PeerLostError("a server is about to come back")
 
