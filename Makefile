@@ -82,6 +82,10 @@ docs: venv ## build the documentation site into site/ (open site/index.html)
 bench: venv ## compare with the native way, and write benchmarks/results and the README's chart (BENCH_ARGS="--torch FOLDER")
 	@"$$VENV/bin/python" benchmarks/results.py $(BENCH_ARGS)
 
+.PHONY: soak
+soak: venv ## kill something every 15 s in fits of 20 minutes, and see what they give and leave (SOAK_ARGS="--minutes 5")
+	@"$$VENV/bin/python" benchmarks/soak.py $(SOAK_ARGS)
+
 .PHONY: gpu-check
 gpu-check: venv ## try this machine's GPUs with real ranks, without Spark (GPU_CHECK_ARGS="--backend torch")
 	@"$$VENV/bin/python" benchmarks/gpu_check.py $(GPU_CHECK_ARGS)

@@ -252,6 +252,8 @@ EXITED = failed(1, "elephant.ProcessEnded", "its process exited with 3: somethin
         ((started(0), RankGone(rank=0)), CANCELLED, False),
         ((), RuntimeError("PythonException: a mistake in a UDF"), False),
         ((), RuntimeError("ExecutorLostFailure (executor 2 exited)"), True),
+        # One more was lost while the fit started again.
+        ((), RuntimeError("[SPARK-24819]: Barrier execution mode does not allow run a barrier stage that"), True),
     ],
 )
 def test_failure_when_it_may_not_come_again_then_says_so(events, job_error, retryable, monkeypatch):
