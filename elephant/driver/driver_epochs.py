@@ -205,7 +205,8 @@ class DriverEpochs:
             return []
         self._history = joined(self._history, {name: [value] for name, value in as_numbers(logs).items()})
         self._done = part.epoch + 1
-        if self._checkpoint_writer is not None and is_saved(self._done, self._job.config, stopped=self.stopped):
+        is_due = self._is_wanted or is_saved(self._done, self._job.config, stopped=self.stopped)
+        if self._checkpoint_writer is not None and is_due:
             self._keep(self._checkpoint_writer, self._servers.keep())
         self._open(part.epoch + 1)
         return [EpochEnded(rank=0, epoch=part.epoch, logs=logs)]
@@ -229,34 +230,41 @@ class DriverEpochs:
         """Has a state within the epoch kept, where the last one is old enough, and workers have trained since.
 
         Args:
-            is_wanted: Whether somebody wants one, however old the last one is.
+            is_wanted: Whether somebody wants one, however old the last one is; it stays so until there is one.
 
         Raises:
             ServerFailedError: A server has given the fit up.
             NetworkError: A server cannot be reached.
         """
-        seconds, writer = self._job.config.checkpoint_seconds, self._checkpoint_writer
-        # Several servers in rounds are asked one after the other, and so in different rounds.
-        is_exact = not self._job.config.trains_in_rounds or self._job.config.asynchronous.parameter_servers == 1
-        self._is_wanted = self._is_wanted or (is_wanted and is_exact)
-        if writer is None or not self._has_moved or self.stopped:
+        writer = self._checkpoint_writer
+        self._is_wanted = self._is_wanted or is_wanted
+        if writer is None or not self._has_moved or self.stopped or not self._is_time:
             return
-        is_due = seconds is not None and time.monotonic() - self._kept_at >= seconds
-        if not (is_due or self._is_wanted) or not self._kept_positions.keys() <= self._epoch_steps.keys():
-            return
-        kept = self._keep_now()
+        # Before all that have pushed have begun, nobody knows what their pushes come to.
+        kept = self._keep_now() if self._kept_positions.keys() <= self._epoch_steps.keys() else None
         if kept is None:
             return
-        self._has_moved = self._is_wanted = False
+        self._has_moved = False
         positions = positions_of(kept.ledgers)
         step = steps_beyond(positions, self._epoch_steps, self._done, num_workers=self._job.config.num_ranks)
         if step and positions != self._kept_positions:
             self._keep(writer, kept, step)
 
+    @property
+    def _is_time(self) -> bool:
+        """True if the last state is old enough, or one is wanted."""
+        config = self._job.config
+        if config.trains_in_rounds and config.asynchronous.parameter_servers > 1:
+            # They are in the same round at the end of an epoch alone.
+            return False
+        seconds = config.checkpoint_seconds
+        return self._is_wanted or (seconds is not None and time.monotonic() - self._kept_at >= seconds)
+
     @on_cpu()
     def _keep(self, checkpoint_writer: CheckpointSink, kept: ServerState, step: int = 0) -> None:
         checkpoint_writer.keep(self._state(kept, step))
         self._kept_at, self._kept_positions = time.monotonic(), positions_of(kept.ledgers)
+        self._is_wanted = False
 
     def _state(self, kept: ServerState, step: int) -> FitState:
         """Returns the state from which the fit can go on; workers that were faster are further on, and stay so."""

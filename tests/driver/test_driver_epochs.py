@@ -9,6 +9,7 @@ import pytest
 from keras_reference import job_for, regression_model
 
 from elephant.checkpoint.manager import CheckpointManager, CheckpointWriter
+from elephant.config import AsynchronousOptions
 from elephant.data.schema import RowSpec, TensorSpec
 from elephant.driver.driver_epochs import DriverEpochs, pending_parts
 from elephant.driver.server_model import ServerModel
@@ -161,6 +162,9 @@ class Pushed(Servers):
     def stop(self):
         """Workers hear of it."""
 
+    def open_epochs(self, count):
+        """Nobody waits."""
+
 
 class States:
     """The states that were kept."""
@@ -176,20 +180,47 @@ def started(rank, rows):
     return Started(rank=rank, host="h", device="CPU", threads=1, training_rows=rows, validation_rows=0)
 
 
-def test_states_when_somebody_wants_one_then_are_made_once_for_each_time():
-    work = job([])
-    model, states = ServerModel(work, ROWS), States()
+def places_of_states(epochs, servers, states, *positions):
+    """Returns the places of states that are made where servers have these positions, and the driver looks twice."""
+    servers.positions, before = list(positions), len(states.all)
+    epochs.note(StepEnded(rank=0, epoch=0, step=1, steps=2, logs={}))
+    for _ in range(2):
+        epochs.keep_up()
+    return [(state.epochs, state.step) for state in states.all[before:]]
+
+
+WISHES = {
+    "at their own pace": ({}, [(0, 1)]),
+    "in rounds at one server": ({"mode": "synchronous", "aggregation": "server"}, [(0, 1)]),
+    # They may be in different rounds.
+    "in rounds at two servers": (
+        {
+            "mode": "synchronous",
+            "aggregation": "server",
+            "asynchronous": AsynchronousOptions(parameter_servers=2),
+        },
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WISHES)
+def test_state_when_somebody_wants_one_then_is_made_at_once_where_it_would_be_exact(kind):
+    options, expected = WISHES[kind]
+    work, states = job([], **options), States()
+    model = ServerModel(work, ROWS)
     servers = Pushed(model)
     epochs = DriverEpochs(work, model, servers, states)
     epochs.begin()
-    epochs.note(started(0, 10))
-    epochs.note(started(1, 15))
-    for step, is_wanted, count in ((1, False, 0), (1, True, 1), (2, False, 1), (2, True, 2)):
-        servers.positions = [{0: step}, {0: step}]
-        epochs.note(StepEnded(rank=0, epoch=0, step=step, steps=2, logs={}))
-        epochs.keep_up(is_wanted=is_wanted)
-        epochs.keep_up()
-        assert len(states.all) == count
+    for rank in range(2):
+        epochs.note(started(rank, 10))
+    assert places_of_states(epochs, servers, states, {0: 1}, {0: 1}) == []
+    epochs.keep_up(is_wanted=True)
+    assert [(state.epochs, state.step) for state in states.all] == expected
+    assert places_of_states(epochs, servers, states, {0: 1, 1: 1}, {0: 1, 1: 1}) == []
+    for rank in range(2):
+        epochs.add(part_of(rank, 0))
+    assert states.all[-1].epochs == 1
 
 
 def test_states_when_seconds_have_passed_then_lie_where_workers_are_and_only_where_they_have_moved():
@@ -199,12 +230,7 @@ def test_states_when_seconds_have_passed_then_lie_where_workers_are_and_only_whe
     epochs = DriverEpochs(work, model, servers, states)
 
     def places(*positions):
-        """Returns the places of states that are made where servers have these positions, and the driver looks twice."""
-        servers.positions, before = list(positions), len(states.all)
-        epochs.note(StepEnded(rank=0, epoch=0, step=1, steps=2, logs={}))
-        for _ in range(2):
-            epochs.keep_up()
-        return [(state.epochs, state.step) for state in states.all[before:]]
+        return places_of_states(epochs, servers, states, *positions)
 
     epochs.begin()
     epochs.keep_up()
@@ -220,8 +246,10 @@ def test_states_when_seconds_have_passed_then_lie_where_workers_are_and_only_whe
     assert [one["rank"] for one in states.all[-1].facts["parts"]] == [0] and states.all[-1].facts["begun"]
     # All have ended the epoch, of which the driver is about to hear.
     assert places({0: 3, 1: 3}, {0: 3, 1: 3}) == []
+    epochs.keep_up(is_wanted=True)
     epochs.add(part_of(1, 0))
-    assert places({0: 3, 1: 4}, {0: 3, 1: 3}) == [(1, 1)]
+    assert states.all.pop().epochs == 1
+    assert places({0: 3, 1: 4}, {0: 4, 1: 4}) == [(1, 2)]
     assert states.all[-1].history["loss"] == pytest.approx([6.0])
 
     epochs.stop()

@@ -107,6 +107,8 @@ class Tasks(Launcher):
 class States:
     """Keeps the states that a fit could go on from, in place of a `CheckpointWriter`."""
 
+    is_wanted = False
+
     def __init__(self):
         self.all = []
 
