@@ -244,6 +244,7 @@ class Peers(Event):
     ahead: bool  # whether others have trained, from whose weights one that comes now is to begin
     done: bool  # whether the partition is trained to its end
     steps: list[int]  # by partition, the last step whose effect is in the arrays
+    asked: int = 0  # number of the question for the worker's weights; zero where there is none
     # weights and moving statistics to begin from, unless others are ahead and one tells its own: float32 and float64;
     # or nothing
     arrays: Sequence[np.ndarray] = field(default=(), compare=False)  # type: ignore[misc]
@@ -251,7 +252,7 @@ class Peers(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerModel(Event):
-    """Weights of a worker in gossip mode, at the end of an epoch or of its training."""
+    """Weights of a worker in gossip mode: at the end of an epoch, or of its training, or where the driver has asked."""
 
     logged: ClassVar[Logged] = Logged.NONE
     epochs: int  # that it has ended
@@ -262,6 +263,7 @@ class WorkerModel(Event):
     missed: int  # that it has asked for and that did not come about
     refused: int  # moves of its own with NaN or infinities, which were left out
     bytes_sent: int  # to peers
+    asked: int = 0  # number of the question that it answers; zero where nobody has asked
     # the weights times the share, float32, and the moving statistics, float64
     arrays: Sequence[np.ndarray] = field(default=(), compare=False)  # type: ignore[misc]
 

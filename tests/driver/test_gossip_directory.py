@@ -46,10 +46,10 @@ def ready(rank, attempt=0, labels=None):
     return PeerReady(rank=rank, attempt=attempt, host="10.0.0.1", port=4000 + rank, labels=labels or {})
 
 
-def model(rank, values, *, epochs=1, final=False, share=1.0, state=(0.0,), steps=(5, 5)):
+def model(rank, values, *, epochs=1, final=False, share=1.0, state=(0.0,), steps=(5, 5), asked=0):
     return WorkerModel(
         rank=rank, epochs=epochs, final=final, share=share, steps=list(steps), exchanges=4, missed=1, refused=0,
-        bytes_sent=8, arrays=(np.array(values, np.float32), np.array(state)),
+        bytes_sent=8, asked=asked, arrays=(np.array(values, np.float32), np.array(state)),
     )  # fmt: skip
 
 
@@ -113,6 +113,37 @@ def test_fit_when_it_is_resumed_stopped_or_gets_another_rate_then_workers_are_to
     directory.set_rate(0.25)
     directory.stop()
     assert (told.last[0].rate, told.last[0].stop) == (0.25, True)
+
+
+def test_state_when_the_driver_asks_then_is_the_mean_of_all_who_train_and_each_goes_on_from_its_own_last_step():
+    directory, told = directory_of()
+    for rank in range(2):
+        directory.join(ready(rank))
+    assert directory.keep_now() is None and told.last[1].asked == 1
+    directory.add_model(model(0, [3.0, 0.0], steps=(4, 2), asked=1))
+    assert directory.keep_now() is None and told.last[1].asked == 1
+    directory.add_model(model(1, [1.0, 2.0], steps=(6, 3), asked=1))
+    kept = directory.keep_now()
+    np.testing.assert_array_equal(kept.fetched.values, [2.0, 1.0])
+    # Worker 1 has heard of later steps of worker 0, of which a part is in its weights.
+    assert kept.ledgers == ({0: (4, 0, 0), 1: (3, 0, 0)},)
+    # An epoch's end comes between: answers of before may lack a part of it.
+    assert directory.keep_now() is None
+    directory.add_model(model(0, [3.0, 0.0], asked=2))
+    for rank in range(2):
+        directory.count(part(rank))
+    assert directory.keep_now() is None
+    directory.add_model(model(1, [9.0, 9.0], asked=2))
+    assert told.last[1].asked == 3
+    # Who has ended, or was lost, is not waited for.
+    directory.add_model(model(0, [5.0, 0.0], steps=(9, 2), final=True))
+    assert directory.keep_now() is None
+    directory.leave(1)
+    assert directory.keep_now().ledgers == ({0: (9, 0, 0), 1: (2, 0, 0)},)
+
+    again, told = directory_of(resumes=True, positions={0: 4, 1: 3})
+    again.join(ready(1))
+    assert told.last[1].steps == [4, 3] and not told.last[1].ahead and told.last[1].asked == 0
 
 
 def test_model_when_it_has_other_lengths_then_is_refused():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,14 +61,24 @@ class GossipDirectory:
         tell: Tells a worker who its peers are.
         num_workers: Workers of the fit.
         resumes: Whether the fit goes on from a checkpoint, with whose weights workers then begin.
+        positions: By partition, its last step in these, as far as that is known.
     """
 
     def __init__(
-        self, model: ServerModel, tell: Callable[[Peers], None], *, num_workers: int, resumes: bool = False
+        self,
+        model: ServerModel,
+        tell: Callable[[Peers], None],
+        *,
+        num_workers: int,
+        resumes: bool = False,
+        positions: Mapping[int, int] | None = None,
     ) -> None:
         self._tell = tell
         self._num_workers = num_workers
         self._start = FetchedModel(values=model.weights(), slots=(), iterations=0, state=model.state())
+        self._start_steps = np.zeros(num_workers, np.int64)
+        for partition, step in (positions or {}).items():
+            self._start_steps[partition] = step
         self._resumes = resumes
         self._ready: dict[int, PeerReady] = {}
         self._attempts: dict[int, int] = {}
@@ -82,6 +92,9 @@ class GossipDirectory:
         self._is_over = False
         self._final = self._new_mean()
         self._last_models: dict[tuple[int, int], WorkerModel] = {}
+        # Questions for all workers' weights, and the answers to the last one where it is open.
+        self._asked = 0
+        self._answers: dict[int, WorkerModel] | None = None
 
     def _new_mean(self) -> ModelMean:
         start = self._start
@@ -133,7 +146,7 @@ class GossipDirectory:
             )
 
     def add_model(self, model: WorkerModel) -> None:
-        """Takes the weights of a worker, at the end of an epoch or of its training."""
+        """Takes the weights of a worker."""
         values, state = model.arrays
         expected = (len(self._start.values), len(self._start.state), self._num_workers)
         received = (len(values), len(state), len(model.steps))
@@ -143,6 +156,10 @@ class GossipDirectory:
                 f"push-sum weight {model.share}."
             )
         self._last_models[model.rank, self._attempts.get(model.rank, 0)] = model
+        if self._answers is not None and (model.final or model.asked == self._asked):
+            self._answers[model.rank] = model
+        if model.asked:
+            return
         if model.final:
             self._final.add(model)
             self.leave(model.rank)
@@ -158,6 +175,8 @@ class GossipDirectory:
             if mean is not None and mean.share:
                 self._ended_model, self._ended_steps = mean.fetched(), mean.steps
             self._epochs = {epoch: one for epoch, one in self._epochs.items() if epoch > part.epoch}
+            # What was told before may lack steps of the epoch, which count as trained from now on.
+            self._answers = None
 
     def fetch(self) -> FetchedModel:
         """Returns the mean of the weights: at the end of the fit, or at the end of the last epoch of all workers."""
@@ -171,6 +190,25 @@ class GossipDirectory:
         What faster workers had given to slower ones by then is in it too, and is trained once more.
         """
         return ServerState(fetched=self._ended_model or self._start, ledgers=())
+
+    def keep_now(self) -> ServerState | None:
+        """Returns the mean where workers are, from which the fit can go on: each by its own last step in it.
+
+        It is None until all that train have answered: each does so after its next exchange, and as often as somebody
+        asks here, it is the same question.
+        """
+        if self._answers is None:
+            self._asked += 1
+            self._answers = {model.rank: model for model in self._last_models.values() if model.final}
+            self._tell_all()
+        if not self._answers or not self._ready.keys() <= self._answers.keys():
+            return None
+        models, self._answers = self._answers, None
+        mean = self._new_mean()
+        for model in models.values():
+            mean.add(model)
+        steps = dict(enumerate(mean.steps.tolist())) | {rank: model.steps[rank] for rank, model in models.items()}
+        return ServerState(fetched=mean.fetched(), ledgers=({rank: (step, 0, 0) for rank, step in steps.items()},))
 
     def open_epochs(self, count: int) -> None:
         """Does nothing: no worker waits for an epoch."""
@@ -232,6 +270,7 @@ class GossipDirectory:
                 ahead=ahead,
                 done=rank in self._final.partitions,
                 steps=steps.tolist(),
+                asked=0 if self._answers is None else self._asked,
                 arrays=arrays,
             )
         )
@@ -246,4 +285,4 @@ class GossipDirectory:
             return mean.fetched(), mean.steps
         if self._ended_model is not None:
             return self._ended_model, self._ended_steps
-        return (self._start if self._resumes else None), np.zeros(self._num_workers, np.int64)
+        return (self._start if self._resumes else None), self._start_steps

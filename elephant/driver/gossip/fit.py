@@ -146,8 +146,11 @@ def gossip_attempt(
     with contextlib.ExitStack() as closing:
         launcher = closing.enter_context(contextlib.closing(launcher_of(rows, servers)))
         run, channel = closing.enter_context(open_channel(launcher.addresses, job.config.timeouts))
-        directory = GossipDirectory(model, channel.tell, num_workers=num_workers, resumes=job.state is not None)
-        epochs = closing.enter_context(contextlib.closing(DriverEpochs(job, model, directory, checkpoint_writer)))
+        directory = GossipDirectory(
+            model, channel.tell, num_workers=num_workers, resumes=job.state is not None, positions=model.positions()
+        )
+        epochs = DriverEpochs(job, model, directory, checkpoint_writer, keep_now=directory.keep_now)
+        closing.enter_context(contextlib.closing(epochs))
         policy = GossipPolicy(
             progress, directory=directory, epochs=epochs, num_ranks=num_workers, end_attempt=end_attempt
         )

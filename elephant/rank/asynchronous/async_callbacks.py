@@ -198,6 +198,8 @@ class WorkerEpochs(keras.callbacks.Callback):
     def repeat(self, epoch: int) -> None:
         """Reports an epoch that another attempt has trained to its end and perhaps not reported."""
         self._position.begin(epoch, first=self._position.steps)
+        # Where peers have no servers, the driver needs its weights of then.
+        self._exchange.on_epoch_end(epoch)
         if self._in_rounds:
             # The others wait for it; where the one before has sent its own, that counts.
             self.average_state(self._rows_of_epoch(epoch, 0), epochs=epoch + 1)

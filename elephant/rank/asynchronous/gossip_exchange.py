@@ -212,7 +212,7 @@ class GossipExchange(WorkerExchange):
         # The weights when the model last got them.
         self._base = layout.zeros()
         self._local = layout.zeros()
-        self._window = self._trained = self._refused = self._epochs = 0
+        self._window = self._trained = self._refused = self._epochs = self._answered = 0
         self._rate: float | None = None
         self._waited_s = 0.0
         self._begun = False
@@ -269,6 +269,10 @@ class GossipExchange(WorkerExchange):
         self._waited_s += time.monotonic() - began
         self._listen()
         self._load()
+        asked = self._gossip_member.latest_peers.asked
+        if asked > self._answered:
+            self._answered = asked
+            self._send_model(final=False, asked=asked)
 
     def _merge(self) -> None:
         """Adds what the model's steps have changed to the weights that peers may change."""
@@ -293,7 +297,7 @@ class GossipExchange(WorkerExchange):
         if self._trained or self._gossip_member.position:
             self._send_model(final=True)
 
-    def _send_model(self, *, final: bool) -> None:
+    def _send_model(self, *, final: bool, asked: int = 0) -> None:
         held, node = self._gossip_member.weights.held(), self._gossip_member.node
         self._reporter.send(
             WorkerModel(
@@ -306,6 +310,7 @@ class GossipExchange(WorkerExchange):
                 missed=node.missed,
                 refused=self._refused,
                 bytes_sent=node.bytes_sent,
+                asked=asked,
                 arrays=(held.values, flatten(moving_statistics(self.model))),
             )
         )
