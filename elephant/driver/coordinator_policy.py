@@ -77,11 +77,8 @@ class Epochs(Protocol):
     def note(self, event: Started | StepEnded) -> None:
         """Takes a worker's start, or the news that it has trained."""
 
-    def want_state(self) -> None:
-        """Has a checkpoint made soon."""
-
-    def keep_up(self) -> None:
-        """Makes a checkpoint within the epoch where it is time for one."""
+    def keep_up(self, *, is_wanted: bool = False) -> None:
+        """Makes a checkpoint within the epoch where it is time for one, or somebody wants it."""
 
 
 class CoordinatorPolicy(ABC):
@@ -335,7 +332,8 @@ class AsynchronousPolicy(CoordinatorPolicy):
             self._epochs.keep_up()
 
     def want_state(self) -> None:
-        self._epochs.want_state()
+        with contextlib.suppress(NetworkError):
+            self._epochs.keep_up(is_wanted=True)
 
     def _require_same_round(self) -> None:
         """Raises ServerFailedError when a server went back to a round that the other servers have left behind."""

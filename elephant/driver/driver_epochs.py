@@ -226,29 +226,29 @@ class DriverEpochs:
         else:
             self._has_moved = True
 
-    def want_state(self) -> None:
-        """Has a state kept as soon as one can be had."""
-        self._is_wanted = True
-
-    def keep_up(self) -> None:
+    def keep_up(self, *, is_wanted: bool = False) -> None:
         """Has a state within the epoch kept, where the last one is old enough, and workers have trained since.
+
+        Args:
+            is_wanted: Whether somebody wants one, however old the last one is; it stays so until there is one.
 
         Raises:
             ServerFailedError: A server has given the fit up.
             NetworkError: A server cannot be reached.
         """
         writer = self._checkpoint_writer
+        self._is_wanted = self._is_wanted or is_wanted
         if writer is None or not self._has_moved or self.stopped or not self._is_time:
             return
         # Before all that have pushed have begun, nobody knows what their pushes come to.
-        kept = self._keep_now() if self._kept_positions.keys() <= self._epoch_steps.keys() else None
-        if kept is None:
+        server_state = self._keep_now() if self._kept_positions.keys() <= self._epoch_steps.keys() else None
+        if server_state is None:
             return
-        self._has_moved = self._is_wanted = False
-        positions = positions_of(kept.ledgers)
+        self._has_moved = False
+        positions = positions_of(server_state.ledgers)
         step = steps_beyond(positions, self._epoch_steps, self._done, num_workers=self._job.config.num_ranks)
         if step and positions != self._kept_positions:
-            self._keep(writer, kept, step)
+            self._keep(writer, server_state, step)
 
     @property
     def _is_time(self) -> bool:
@@ -261,14 +261,14 @@ class DriverEpochs:
         return self._is_wanted or (seconds is not None and time.monotonic() - self._kept_at >= seconds)
 
     @on_cpu()
-    def _keep(self, checkpoint_writer: CheckpointSink, kept: ServerState, step: int = 0) -> None:
-        checkpoint_writer.keep(self._state(kept, step))
-        self._kept_at, self._kept_positions = time.monotonic(), positions_of(kept.ledgers)
+    def _keep(self, checkpoint_writer: CheckpointSink, server_state: ServerState, step: int = 0) -> None:
+        checkpoint_writer.keep(self._state(server_state, step))
+        self._kept_at, self._kept_positions = time.monotonic(), positions_of(server_state.ledgers)
         self._is_wanted = False
 
-    def _state(self, kept: ServerState, step: int) -> FitState:
+    def _state(self, server_state: ServerState, step: int) -> FitState:
         """Returns the state from which the fit can go on; workers that were faster are further on, and stay so."""
-        done, fetched = self._done, kept.fetched
+        done, fetched = self._done, server_state.fetched
         self._model.take(fetched.values, fetched.slots, fetched.iterations, fetched.state)
         states, of_callbacks = states_of(self._job.callbacks)
         model, pending = self._model.model, []
@@ -284,7 +284,7 @@ class DriverEpochs:
             "optimizer_names": self._model.optimizer_names,
             "callbacks": states,
             "begun": self._callbacks.has_begun(done),
-            "ledgers": [{str(partition): entry for partition, entry in one.items()} for one in kept.ledgers],
+            "ledgers": [{str(partition): entry for partition, entry in one.items()} for one in server_state.ledgers],
             "parts": pending,
         }
         return FitState(epochs=done, step=step, history=self._history, arrays=arrays, facts=facts)

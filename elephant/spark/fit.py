@@ -272,16 +272,16 @@ class Recovery:
         """Returns the checkpoint to go on from."""
         if self._checkpoints is None:
             return None
-        left_out: list[CheckpointManifest | FitState] = []
+        skipped_manifests: list[CheckpointManifest | FitState] = []
 
         def suits(manifest: CheckpointManifest | FitState) -> bool:
             if self._suits(manifest):
                 return True
-            left_out.append(manifest)
+            skipped_manifests.append(manifest)
             return False
 
         checkpoint = self._checkpoints.latest(self._progress.note, epochs=self._config.epochs, suits=suits)
-        self._note_left_out(left_out, checkpoint)
+        self._note_left_out(skipped_manifests, checkpoint)
         if checkpoint is None:
             return None
         state = checkpoint.state
@@ -307,9 +307,11 @@ class Recovery:
         is_next = manifest.epochs < self._config.epochs and not self._rows_moved
         return not manifest.step or (is_next and not _other_batches(manifest, self._config))
 
-    def _note_left_out(self, left_out: Sequence[CheckpointManifest | FitState], taken: Checkpoint | None) -> None:
+    def _note_left_out(
+        self, skipped_manifests: Sequence[CheckpointManifest | FitState], taken: Checkpoint | None
+    ) -> None:
         """Says what is lost of the newest checkpoint where that is one within an epoch which does not suit."""
-        newest = max(left_out, key=lambda manifest: (manifest.epochs, manifest.step), default=None)
+        newest = max(skipped_manifests, key=lambda manifest: (manifest.epochs, manifest.step), default=None)
         done = 0 if taken is None else taken.state.epochs
         if newest is None or not done <= newest.epochs < self._config.epochs or (taken and taken.state.step):
             return

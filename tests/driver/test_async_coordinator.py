@@ -75,10 +75,7 @@ class Epochs:
     def note(self, event):
         self.noted.append(type(event))
 
-    def want_state(self):
-        self.noted.append("wanted")
-
-    def keep_up(self):
+    def keep_up(self, *, is_wanted=False):
         self.looks += 1
         raise PeerLostError("a server is about to come back")
 

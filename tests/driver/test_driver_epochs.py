@@ -215,8 +215,8 @@ def test_state_when_somebody_wants_one_then_is_made_at_once_where_it_would_be_ex
     for rank in range(2):
         epochs.note(started(rank, 10))
     assert places_of_states(epochs, servers, states, {0: 1}, {0: 1}) == []
-    epochs.want_state()
-    assert places_of_states(epochs, servers, states, {0: 1}, {0: 1}) == expected
+    epochs.keep_up(is_wanted=True)
+    assert [(state.epochs, state.step) for state in states.all] == expected
     assert places_of_states(epochs, servers, states, {0: 1, 1: 1}, {0: 1, 1: 1}) == []
     for rank in range(2):
         epochs.add(part_of(rank, 0))
@@ -246,7 +246,7 @@ def test_states_when_seconds_have_passed_then_lie_where_workers_are_and_only_whe
     assert [one["rank"] for one in states.all[-1].facts["parts"]] == [0] and states.all[-1].facts["begun"]
     # All have ended the epoch, of which the driver is about to hear.
     assert places({0: 3, 1: 3}, {0: 3, 1: 3}) == []
-    epochs.want_state()
+    epochs.keep_up(is_wanted=True)
     epochs.add(part_of(1, 0))
     assert states.all.pop().epochs == 1
     assert places({0: 3, 1: 4}, {0: 4, 1: 4}) == [(1, 2)]

@@ -94,7 +94,7 @@ class GossipDirectory:
         self._last_models: dict[tuple[int, int], WorkerModel] = {}
         # Questions for all workers' weights, and the answers to the last one where it is open.
         self._asked = 0
-        self._answers: dict[int, WorkerModel] | None = None
+        self._worker_models: dict[int, WorkerModel] | None = None
 
     def _new_mean(self) -> ModelMean:
         start = self._start
@@ -156,8 +156,8 @@ class GossipDirectory:
                 f"push-sum weight {model.share}."
             )
         self._last_models[model.rank, self._attempts.get(model.rank, 0)] = model
-        if self._answers is not None and (model.final or model.asked == self._asked):
-            self._answers[model.rank] = model
+        if self._worker_models is not None and (model.final or model.asked == self._asked):
+            self._worker_models[model.rank] = model
         if model.asked:
             return
         if model.final:
@@ -176,7 +176,7 @@ class GossipDirectory:
                 self._ended_model, self._ended_steps = mean.fetched(), mean.steps
             self._epochs = {epoch: one for epoch, one in self._epochs.items() if epoch > part.epoch}
             # What was told before may lack steps of the epoch, which count as trained from now on.
-            self._answers = None
+            self._worker_models = None
 
     def fetch(self) -> FetchedModel:
         """Returns the mean of the weights: at the end of the fit, or at the end of the last epoch of all workers."""
@@ -197,13 +197,13 @@ class GossipDirectory:
         It is None until all that train have answered: each does so after its next exchange, and as often as somebody
         asks here, it is the same question.
         """
-        if self._answers is None:
+        if self._worker_models is None:
             self._asked += 1
-            self._answers = {model.rank: model for model in self._last_models.values() if model.final}
+            self._worker_models = {model.rank: model for model in self._last_models.values() if model.final}
             self._tell_all()
-        if not self._answers or not self._ready.keys() <= self._answers.keys():
+        if not self._worker_models or not self._ready.keys() <= self._worker_models.keys():
             return None
-        models, self._answers = self._answers, None
+        models, self._worker_models = self._worker_models, None
         mean = self._new_mean()
         for model in models.values():
             mean.add(model)
@@ -270,7 +270,7 @@ class GossipDirectory:
                 ahead=ahead,
                 done=rank in self._final.partitions,
                 steps=steps.tolist(),
-                asked=0 if self._answers is None else self._asked,
+                asked=0 if self._worker_models is None else self._asked,
                 arrays=arrays,
             )
         )
