@@ -5,8 +5,9 @@
     python benchmarks/soak.py                                   # as make soak: 20 minutes at most
     python benchmarks/soak.py --minutes 3 --every 8 --seed 5    # the same kills at the same seconds again
 
-Two executors of this machine train, first undisturbed, then with kills (SIGKILL) at random moments, of a training
-process, of a Python worker of Spark, of an executor's JVM. A synchronous fit, with dropout, batch normalization and
+Two executors of this machine train, first undisturbed, then with kills (SIGKILL) at random moments: of a training
+process, a Python worker of Spark or their daemon, an executor's JVM, a server that training processes are forked from.
+A synchronous fit, with dropout, batch normalization and
 Adam, has to end with the same bits; an asynchronous one, whose weights are sums that float32 holds exactly, with the
 exact sum of all batches. Prints a line of JSON for each mode: the share of the undisturbed rows per second, the kills
 by kind, and how far the memory of the driver and the executors has grown; and fails where weights differ, or where
@@ -39,7 +40,8 @@ from report import Measurement, report
 from session_processes import part_of, session_processes
 
 _ROWS, _FEATURES, _BATCH = 4096, 16, 32
-_KINDS = ("training", "python_workers", "executor_jvms")
+_KINDS = ("training", "python_workers", "executor_jvms", "fork_servers")
+_SERVER = "elephant.task.forkserver"
 _LEFT_WITHIN_S = 30.0
 _DEADLINE_S = 3600.0
 _MARK = "ELEPHANT_SOAK"
@@ -121,12 +123,12 @@ class Killer(threading.Thread):
 
 def _is_of(process: psutil.Process, kind: str) -> bool:
     try:
-        if kind != "training":
+        if _SERVER not in process.cmdline():
             return part_of(process) == kind
-        # A forked one has its server's command line, and is the server's child.
+        # What a server has forked has the server's command line.
         parent = process.parent()
-        is_forked = parent is not None and "elephant.task.forkserver" in parent.cmdline()
-        return is_forked or "elephant.rank" in " ".join(process.cmdline())
+        is_forked = parent is not None and _SERVER in parent.cmdline()
+        return kind == ("training" if is_forked else "fork_servers")
     except psutil.Error:
         return False
 

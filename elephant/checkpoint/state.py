@@ -104,13 +104,15 @@ def joined(before: Mapping[str, Sequence[Any]], after: Mapping[str, Sequence[Any
 
 
 def identity_of(config: FitConfig) -> dict[str, Any]:
-    """Returns the options that a checkpoint keeps, as JSON values: the fixed ones, and workers and batches."""
+    """Returns the options that a checkpoint keeps, as JSON values: the fixed ones, and those that make batches."""
     fixed = {name: getattr(config, name) for name in _FIXED}
     return {
         **fixed,
         "algorithm": config.asynchronous.algorithm,
         "num_workers": config.num_ranks,
         "batch_size": config.rank_batch_size,
+        # Rows on a disk are drawn in another order than those in memory.
+        "cache": config.cache,
     }
 
 
@@ -131,7 +133,7 @@ def require_same_fit(kept: Mapping[str, Any], config: FitConfig, url: str) -> No
     # Those of versions that had no other way do not name it.
     kept = {"aggregation": "allreduce", **kept}
     for name, value in identity_of(config).items():
-        if name not in ("num_workers", "batch_size") and name in kept and kept[name] != value:
+        if name not in ("num_workers", "batch_size", "cache") and name in kept and kept[name] != value:
             raise ConfigurationError(
                 f"{name}: expected {kept[name]!r}, with which the checkpoints in {url} were made. Received: {value!r}. "
                 "Leave it as it was, or give another checkpointPath to a fit that begins anew."

@@ -133,7 +133,8 @@ class ServerModel:
 def has_same_batches(state: FitState, config: FitConfig) -> bool:
     """Returns whether a worker's batch of some number is the same one to a fit as to that which has left a state."""
     kept = state.facts["fit"]
-    return kept["num_workers"] == config.num_ranks and kept.get("batch_size") == config.rank_batch_size
+    same_size = kept.get("batch_size") == config.rank_batch_size and kept.get("cache", config.cache) == config.cache
+    return kept["num_workers"] == config.num_ranks and same_size
 
 
 def positions_of(ledgers: Sequence[Mapping[int, Sequence[int]]]) -> dict[int, int]:

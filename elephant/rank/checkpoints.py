@@ -292,7 +292,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         if within.notice.is_given:
             raise PreemptedError(
                 f"rank {self._communicator.rank} was asked to end (SIGTERM), by the cluster manager or an "
-                "administrator. The fit's state of this step is in its checkpoint."
+                "administrator. The driver has the fit's state of this step."
             )
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

@@ -247,6 +247,10 @@ def _other_batches(manifest: CheckpointManifest | FitState, config: FitConfig) -
     workers_before, size_before = kept.get("num_workers", workers), kept.get("batch_size", batch_size)
     changes = [f"{counted(workers_before, 'worker')} before, {workers} now"] if workers_before != workers else []
     changes += [f"batches of {size_before} rows before, of {batch_size} now"] if size_before != batch_size else []
+    cache_before = kept.get("cache", config.cache)
+    changes += [f"cache={cache_before!r} before, {config.cache!r} now"] if cache_before != config.cache else []
+    if config.pipeline_stages is not None or config.distribution is not None:
+        changes += ["a model that is divided begins with an epoch"]
     return "; ".join(changes)
 
 

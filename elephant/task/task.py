@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import signal
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -262,7 +263,10 @@ class Task(ABC):
         return self._rank_processes
 
     def _terminate(self) -> None:
-        if self._rank_processes is not None:
+        if self._rank_processes is None:
+            # There is nothing to wait for, and the signal has its own effect again.
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
             self._rank_processes.terminate()
 
     def kill(self) -> None:

@@ -198,6 +198,11 @@ def test_fit_when_it_goes_on_with_other_workers_then_says_what_changes(tmp_path)
 OTHERS = {
     "workers": ({"num_workers": 2}, "3 workers before, 2 now: going on from the end of epoch 1, 7 steps of the next"),
     "batches": ({"batch_size": 8}, "batches of 32 rows before, of 8 now: going on from the end of epoch 1, 7 steps of"),
+    "memory": ({"cache": "memory"}, "cache='disk' before, 'memory' now: going on from the end of epoch 1, 7 steps of"),
+    "stages": (
+        {"pipeline_stages": 3},
+        "a model that is divided begins with an epoch: going on from the end of epoch 1",
+    ),
     "none": ({}, "going on after epoch 1 of 4 and 7 steps of the next one, from the checkpoint"),
 }
 
