@@ -47,6 +47,7 @@ logger = logging.getLogger(__name__)
 # Its being there asks for a checkpoint; see `elephant.cli.checkpoint_request`.
 _WISH = "checkpoint.wanted"
 _WISH_POLL_S = 0.5
+_JOIN_S = 5.0
 
 
 class Summed:
@@ -659,7 +660,8 @@ class CheckpointWriter:
         self._closing.set()
         self._queue.wait()
         self._queue.close()
-        self._listener.join()
+        # Where a file system hangs, it is left to itself.
+        self._listener.join(_JOIN_S)
 
     def __enter__(self) -> CheckpointWriter:
         return self

@@ -245,7 +245,11 @@ class CheckpointManifest:
 
     def to_bytes(self) -> bytes:
         """Returns the file's content."""
-        return sealed({"format": FORMAT, **asdict(self)})
+        body = asdict(self)
+        if not self.step:
+            # Those before there were any do not know the word.
+            del body["step"]
+        return sealed({"format": FORMAT, **body})
 
     @classmethod
     def from_bytes(cls, content: bytes) -> CheckpointManifest:

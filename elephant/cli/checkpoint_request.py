@@ -19,7 +19,7 @@ _POLL_S = 0.1
 def request_checkpoint(given: argparse.Namespace) -> int:
     """Asks for a checkpoint and waits until it is written; returns the exit code."""
     from elephant.checkpoint.manager import CheckpointManager
-    from elephant.checkpoint.state import place_in_words
+    from elephant.checkpoint.state import place_in_words, place_of
     from elephant.storage.folder import folder_at
 
     try:
@@ -28,8 +28,8 @@ def request_checkpoint(given: argparse.Namespace) -> int:
         while time.monotonic() < deadline:
             time.sleep(_POLL_S)
             if found := manager.names_of_manifests() - before:
-                newest = manager.manifests()[-1]
-                sys.stdout.write(f"{max(found)}: after {place_in_words(*newest.place)}\n")
+                newest = max(found, key=place_of)
+                sys.stdout.write(f"{newest}: after {place_in_words(*place_of(newest))}\n")
                 return 0
         taken = not manager.take_wish()
     except (ElephantError, OSError) as error:

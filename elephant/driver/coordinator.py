@@ -7,9 +7,10 @@ policy decides (`elephant.driver.coordinator_policy`).
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -125,6 +126,7 @@ class Coordinator:
         self.policy = policy
         self._checkpoint_writer = checkpoint_writer
         self._complete_at: float | None = None
+        self._is_state_wanted = False
         # A state of which arrays are still to come, those of the driver, and those that have come.
         self._state_coming: tuple[StateSaved, Mapping[str, np.ndarray], list[np.ndarray]] | None = None
         self._lost_at: float | None = None
@@ -217,6 +219,7 @@ class Coordinator:
         if self._checkpoint_writer is not None:
             self._checkpoint_writer.check()
             if self._checkpoint_writer.is_wanted:
+                self._is_state_wanted = True
                 self.policy.want_state()
         event = self._events.next_event(timeout_s)
         if event is None:
@@ -231,20 +234,27 @@ class Coordinator:
         if isinstance(event, StateSaved):
             # What the driver knows is of now: when the last array is here, ranks may be epochs further on.
             state = self.policy.completed(event.state)
-            event = replace(event, facts=dict(state.facts), names=[*event.names, *(state.arrays.keys() - event.names)])
-            self._state_coming = (event, state.arrays, [])
-            return self._whole(StateArrays(rank=event.rank, arrays=event.arrays))
+            self._state_coming = (replace(event, facts=dict(state.facts)), state.arrays, [])
+            if event.shapes is None:
+                return self._completed(event.arrays)
+            event = StateArrays(rank=event.rank)
         if not isinstance(event, StateArrays):
             return event
         if self._state_coming is None:
             return None
-        saved, of_driver, arrays = self._state_coming
-        arrays += event.arrays
-        named = {**dict(zip(saved.names, arrays, strict=False)), **of_driver}
-        if named.keys() < {*saved.names}:
+        saved, _, parts = self._state_coming
+        parts += event.arrays
+        arrays = saved.joined(parts) if sum(map(len, parts)) >= sum(map(math.prod, saved.shapes or [])) else None
+        return None if arrays is None else self._completed(arrays)
+
+    def _completed(self, arrays: Sequence[np.ndarray]) -> Event | None:
+        """Returns the state that was coming, with its arrays and those that the driver knows."""
+        if self._state_coming is None:
             return None
+        saved, of_driver, _ = self._state_coming
         self._state_coming = None
-        return replace(saved, follow=False, arrays=[named[name] for name in saved.names])
+        named = {**dict(zip(saved.names, arrays, strict=True)), **of_driver}
+        return replace(saved, shapes=None, names=list(named), arrays=list(named.values()))
 
     def _add(self, event: Event) -> None:
         if isinstance(event, Started) and event.note and event.note not in self.record.notes:
@@ -254,7 +264,11 @@ class Coordinator:
             self._complete_at = time.monotonic()
         elif isinstance(event, StateSaved) and self._checkpoint_writer is not None:
             self._checkpoint_writer.keep(event.state)
-            self.policy.confirm_state()
+            self._is_state_wanted = False
+            self.policy.confirm_state(event.epochs, event.step)
+        elif isinstance(event, Started) and self._is_state_wanted:
+            # It may have been asked for before rank 0 was there.
+            self.policy.want_state()
         elif isinstance(event, _LOSSES):
             self._note_loss()
 

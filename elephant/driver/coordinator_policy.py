@@ -118,8 +118,8 @@ class CoordinatorPolicy(ABC):
     def want_state(self) -> None:  # noqa: B027 - nothing, where states cannot be had on demand
         """Has a state of the fit made soon."""
 
-    def confirm_state(self) -> None:  # noqa: B027 - nothing, where nobody waits for it
-        """Tells who has sent a state that it is here."""
+    def confirm_state(self, epochs: int, step: int) -> None:  # noqa: B027 - nothing, where nobody waits for it
+        """Tells who has sent a state of so many epochs and steps that it is here."""
 
     def has_begun(self, record: FitRecord) -> bool:
         """Returns whether any rank has begun its work, or failed of itself."""
@@ -157,8 +157,8 @@ class FirstRank(Protocol):
     def ask_for_state(self) -> None:
         """Asks it for a state of the fit soon."""
 
-    def confirm_state(self) -> None:
-        """Tells it that the last state is here."""
+    def confirm_state(self, epochs: int, step: int) -> None:
+        """Tells it that the state of so many epochs and steps is here."""
 
 
 class SynchronousPolicy(CoordinatorPolicy):
@@ -200,9 +200,9 @@ class SynchronousPolicy(CoordinatorPolicy):
         if self._first_rank is not None:
             self._first_rank.ask_for_state()
 
-    def confirm_state(self) -> None:
+    def confirm_state(self, epochs: int, step: int) -> None:
         if self._first_rank is not None:
-            self._first_rank.confirm_state()
+            self._first_rank.confirm_state(epochs, step)
 
     def completed(self, state: FitState) -> FitState:
         return state if self._turns is None else self._turns.with_states(state)

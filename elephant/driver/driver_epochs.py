@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from elephant.parameter_server.control_client import ControlClient, ServerState
 
 logger = logging.getLogger(__name__)
+# Where servers had nothing new for a state.
+_ASK_AGAIN_S = 2.0
 RowShapes = Mapping[str, Sequence[int]]
 
 
@@ -175,6 +179,7 @@ class DriverEpochs:
         self._kept_at = time.monotonic()
         self._kept_positions = model.positions()
         self._has_moved = self._is_wanted = False
+        self._ask_at = 0.0
         self.steps = 0
         self.wait_s = 0.0
 
@@ -247,8 +252,24 @@ class DriverEpochs:
         self._has_moved = False
         positions = positions_of(server_state.ledgers)
         step = steps_beyond(positions, self._epoch_steps, self._done, num_workers=self._job.config.num_ranks)
-        if step and positions != self._kept_positions:
+        told = {(part.rank, part.epoch) for part in self._summaries.pending}
+        if step and positions != self._kept_positions and not self._lacks_part(positions, told):
             self._keep(writer, server_state, step)
+        else:
+            # To ask means to copy the weights.
+            self._ask_at = time.monotonic() + min(self._job.config.checkpoint_seconds or math.inf, _ASK_AGAIN_S)
+
+    def _lacks_part(self, positions: Mapping[int, int], told: AbstractSet[tuple[int, int]]) -> bool:
+        """Returns whether a worker is within an epoch, and the news of its epoch before has not been heard yet.
+
+        A worker that goes on at the begin of an epoch tells of the one before; within one it does not.
+        """
+        for partition, position in positions.items():
+            epoch, within = divmod(position, max(self._epoch_steps.get(partition, 0), 1))
+            ended = range(self._done, epoch if within else epoch - 1)
+            if any((partition, one) not in told for one in ended):
+                return True
+        return False
 
     @property
     def _is_time(self) -> bool:
@@ -258,6 +279,8 @@ class DriverEpochs:
             # They are in the same round at the end of an epoch alone.
             return False
         seconds = config.checkpoint_seconds
+        if time.monotonic() < self._ask_at:
+            return False
         return self._is_wanted or (seconds is not None and time.monotonic() - self._kept_at >= seconds)
 
     @on_cpu()

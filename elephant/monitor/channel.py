@@ -268,14 +268,14 @@ class Channel:
         """Asks rank 0 for a state of the fit soon; one that is lost is heard of by its stream."""
         self._tell_first(_STATE_WANTED)
 
-    def confirm_state(self) -> None:
-        """Tells rank 0 that the last state is here."""
-        self._tell_first(_STATE_HERE)
+    def confirm_state(self, epochs: int, step: int) -> None:
+        """Tells rank 0 that the state of so many epochs and steps is here."""
+        self._tell_first(_STATE_HERE, epochs=epochs, step=step)
 
-    def _tell_first(self, kind: str) -> None:
+    def _tell_first(self, kind: str, **fields: int) -> None:
         if self._first_stream is not None:
             with contextlib.suppress(NetworkError):
-                self._first_stream.send(Message(kind=kind), Deadline(_SEND_S, "telling rank 0"))
+                self._first_stream.send(Message(kind=kind, fields=fields), Deadline(_SEND_S, "telling rank 0"))
 
     def dismiss(self, timeout_s: float = 5.0) -> None:
         """Tells all ranks that the fit is over, and waits until their processes have let go.
@@ -345,7 +345,10 @@ class ChannelClient:
         self._ended = threading.Event()
         # Sends the arrays of states, and how many parts of the last one are left.
         self._sending, self._unsent = WorkQueue(f"elephant-state-{rank}"), 0
-        self.state_wanted, self._is_here = False, threading.Event()
+        self.state_wanted = False
+        # Epochs and steps of the last state that was told of, and of the last one that the driver has.
+        self._told, self._here = (-1, -1), (-1, -1)
+        self._hearing = threading.Condition()
         self._closing = False
         self._heart = threading.Thread(target=self._beat, name=f"elephant-heartbeat-{rank}", daemon=True)
         self._heart.start()
@@ -396,7 +399,7 @@ class ChannelClient:
     def keep(self, state: FitState) -> None:
         """Tells of the fit's state, and sends its arrays beside what goes on; waits for those of the last one."""
         self._sending.wait()
-        self._is_here.clear()
+        self._told = (state.epochs, state.step)
         saved, *parts = StateSaved.of(state, rank=self._rank).in_parts()
         self.send(saved)
         self._unsent = len(parts)
@@ -409,8 +412,10 @@ class ChannelClient:
 
     def await_receipt(self, timeout_s: float) -> bool:
         """Waits until the driver has the last state, or for so long; returns whether it has."""
-        self._sending.wait()
-        return self._is_here.wait(timeout_s)
+        with self._hearing:
+            return self._hearing.wait_for(lambda: self._here == self._told or self._ended.is_set(), timeout_s) and (
+                self._here == self._told
+            )
 
     @property
     def is_free(self) -> bool:
@@ -428,6 +433,8 @@ class ChannelClient:
             self._listen()
         finally:
             self._ended.set()
+            with self._hearing:
+                self._hearing.notify_all()
             self._received.put(None)
             # However it ended: nobody else would hear that the run is over.
             if not self._closing and not self._answers and self._on_dismissed is not None:
@@ -446,7 +453,10 @@ class ChannelClient:
                 elif message.kind == _STATE_WANTED:
                     self.state_wanted = True
                 elif message.kind == _STATE_HERE:
-                    self._is_here.set()
+                    require(message.fields, {"epochs": int, "step": int}, _STATE_HERE)
+                    with self._hearing:
+                        self._here = (message.fields["epochs"], message.fields["step"])
+                        self._hearing.notify_all()
                 elif message.kind == Peers.__name__:
                     peers = from_message(message, recorded=True)
                     if self.on_peers is not None and isinstance(peers, Peers):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, ClassVar, get_type_hints
@@ -321,12 +322,12 @@ class StateSaved(Event):
     facts: dict[str, Any]
     names: Sequence[str]
     step: int = 0
-    follow: bool = False  # whether the arrays come in events of their own
+    shapes: list[list[int]] | None = None  # of arrays that come in events of their own; None where they are here
     arrays: Sequence[np.ndarray] = field(default=(), compare=False)  # type: ignore[misc]
 
     @property
     def num_arrays(self) -> int | None:
-        return 0 if self.follow else len(self.names)
+        return len(self.names) if self.shapes is None else 0
 
     @classmethod
     def of(cls, state: FitState, *, rank: int) -> StateSaved:
@@ -344,25 +345,49 @@ class StateSaved(Event):
     @property
     def state(self) -> FitState:
         """The state that it carries."""
-        arrays = dict(zip(self.names, self.arrays, strict=not self.follow))
+        arrays = dict(zip(self.names, self.arrays, strict=self.shapes is None))
         return FitState(epochs=self.epochs, step=self.step, history=self.history, arrays=arrays, facts=self.facts)
 
     def in_parts(self) -> Iterator[Event]:
         """Yields this event without the arrays, and these in events of some megabytes, so that others come between."""
-        yield replace(self, follow=True, arrays=())
+        yield replace(self, shapes=[list(array.shape) for array in self.arrays], arrays=())
         part: list[np.ndarray] = []
         for array in self.arrays:
-            part.append(array)
-            if sum(one.nbytes for one in part) >= _PART_BYTES:
-                yield StateArrays(rank=self.rank, arrays=part)
-                part = []
+            flat = array.reshape(-1)
+            length = max(_PART_BYTES // max(flat.itemsize, 1), 1)
+            for start in range(0, max(len(flat), 1), length):
+                part.append(flat[start : start + length])
+                if sum(one.nbytes for one in part) >= _PART_BYTES:
+                    yield StateArrays(rank=self.rank, arrays=part)
+                    part = []
         if part:
             yield StateArrays(rank=self.rank, arrays=part)
+
+    def joined(self, parts: Sequence[np.ndarray]) -> list[np.ndarray] | None:
+        """Returns the arrays of what has come of `in_parts`, in their order; None where more is to come.
+
+        >>> values = [np.eye(2), np.ones(())]
+        >>> saved = StateSaved(rank=0, epochs=1, history={}, facts={}, names=["a", "b"], arrays=values)
+        >>> first, arrays = saved.in_parts()
+        >>> [array.tolist() for array in first.joined(arrays.arrays)], first.joined(arrays.arrays[:1])
+        ([[[1.0, 0.0], [0.0, 1.0]], 1.0], None)
+        """
+        arrays, left = [], iter(parts)
+        for shape in self.shapes or []:
+            pieces: list[np.ndarray] = []
+            missing = math.prod(shape)
+            while not pieces or missing > 0:
+                if (piece := next(left, None)) is None:
+                    return None
+                pieces.append(piece)
+                missing -= len(piece)
+            arrays.append((pieces[0] if len(pieces) == 1 else np.concatenate(pieces)).reshape(shape))
+        return arrays
 
 
 @dataclass(frozen=True, kw_only=True)
 class StateArrays(Event):
-    """The next arrays of the state that rank 0 has told of last."""
+    """The next pieces of the arrays of the state that rank 0 has told of last: flat, large ones in several."""
 
     arrays: Sequence[np.ndarray] = field(default=(), compare=False)  # type: ignore[misc]
 

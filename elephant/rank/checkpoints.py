@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -71,7 +72,7 @@ _REMEMBERED: dict[type, tuple[str, ...]] = {
     LearningRateWarmup: ("_targets", "_start"),
 }
 # A rank that was asked to end has a short time.
-_RECEIPT_S = 20.0
+_RECEIPT_S = 10.0
 States = list[dict[str, Any]]
 
 Arrays = dict[str, np.ndarray]
@@ -286,9 +287,11 @@ class CheckpointCallback(keras.callbacks.Callback):
         """Raises PreemptedError on a rank that was asked to end, when the state of all is with the driver."""
         if not within.moments.someone_leaves:
             return
-        if self._communicator.rank == 0:
-            self._reporter.await_receipt(_RECEIPT_S)
-        any_rank(False, self._communicator)
+        is_missing = self._communicator.rank == 0 and not self._reporter.await_receipt(_RECEIPT_S)
+        is_missing = any_rank(is_missing, self._communicator)
+        if within.notice.is_given and is_missing:
+            # The signal has its own effect again, and the loss of this process is one as any other.
+            signal.raise_signal(signal.SIGTERM)
         if within.notice.is_given:
             raise PreemptedError(
                 f"rank {self._communicator.rank} was asked to end (SIGTERM), by the cluster manager or an "
@@ -299,7 +302,10 @@ class CheckpointCallback(keras.callbacks.Callback):
         done = epoch + 1
         self._history = joined(self._history, {name: [value] for name, value in as_numbers(logs).items()})
         stopped, within = bool(self.model.stop_training), self._within
-        is_due = within is not None and within.moments.is_due_at_end(**self._wishes(within))
+        if within is not None:
+            is_due = within.moments.is_due_at_end(**self._wishes(within))
+        else:
+            is_due = any_rank(self._communicator.rank == 0 and self._reporter.state_wanted, self._communicator)
         if is_due or is_saved(done, self._job.config, stopped=stopped):
             self._keep(done, 0, stopped=stopped)
         if within is not None and done < self._job.config.epochs and not stopped:
@@ -439,6 +445,17 @@ def require_same_rows(job: TrainingJob, digest: np.ndarray, rank: int) -> None:
             f"expected the rows that rank {rank} had in the first {job.state.step} steps of the epoch"
             + ("" if kept is None else f", which were {kept[0]:,}")
             + f". Received: others, which are {digest[0]:,}."
+        )
+
+
+def require_same_sums(model: keras.Model, state: FitState, rank: int) -> None:
+    """Raises RowsMovedError where the model's metrics are others than those whose sums a state within an epoch has."""
+    kept = [array.shape for array in state.group(f"metric/{rank}")]
+    own = [tuple(variable.shape) for variable in metric_variables(model)]
+    if kept != own:
+        raise RowsMovedError(
+            f"expected the {len(kept)} sums of metrics that the fit had in the first {state.step} steps of the epoch. "
+            f"Received: a model with {len(own)}, or with others."
         )
 
 

@@ -53,7 +53,7 @@ from elephant.rank.callbacks.rank_callbacks import (
 )
 from elephant.rank.callbacks.remote_files import RemoteFiles
 from elephant.rank.callbacks.shared_state import OutsideVariables, outside_here, read
-from elephant.rank.checkpoints import CheckpointCallback, StateWithin, require_same_rows, restore
+from elephant.rank.checkpoints import CheckpointCallback, StateWithin, require_same_rows, require_same_sums, restore
 from elephant.rank.input.feed import BatchFeed
 from elephant.rank.input.preprocessed_shard import prepared_rows
 from elephant.rank.job import (
@@ -191,10 +191,13 @@ def train_rank(
     require_same_rows(job, feed.digest, replicas.rank)
     batches = feed.training_batches(*job.first)
     build_metrics(model, batches)
-    if job.state is not None and len(metric_variables(model)) < len(job.state.group(f"metric/{replicas.rank}")):
-        # Those that wait for a first batch: the sums of the epoch's first steps are to be given back before it.
-        model.test_on_batch(*keras.utils.unpack_x_y_sample_weight(feed.stand_in()))
-        model.reset_metrics()
+    if job.state is not None and job.state.step:
+        if len(metric_variables(model)) < len(job.state.group(f"metric/{replicas.rank}")):
+            # Those that wait for a first batch: the sums of the epoch's first steps are to be given back before it.
+            with contextlib.suppress(Exception):
+                model.test_on_batch(*keras.utils.unpack_x_y_sample_weight(feed.stand_in()))
+            model.reset_metrics()
+        require_same_sums(model, job.state, replicas.rank)
     require_averaged_weights(model, job.callbacks)
     weight, stop, notice = RankWeight(plan, replicas.rank, job.first), StopSignal(), EndNotice()
     with (

@@ -319,7 +319,8 @@ class Recovery:
         done = 0 if taken is None else taken.state.epochs
         if newest is None or not done <= newest.epochs < self._config.epochs or (taken and taken.state.step):
             return
-        why = _other_batches(newest, self._config) or "the workers have other rows than before"
+        why = _other_batches(newest, self._config)
+        why = why or "the workers have other rows, or the model other metrics, than before"
         begin = "beginning anew, without a checkpoint of the end of an epoch"
         lost = f"{counted(newest.epochs - done, 'epoch')} and " * (newest.epochs > done)
         lost += counted(newest.step, "step")
@@ -350,6 +351,12 @@ class Recovery:
         """Returns the statistics of a fit with the number of restarts, where there may be any."""
         return {**statistics, **({"restarts": self._restarts} if self._config.max_restarts else {})}
 
+    def _has_come_further(self, state: FitState | None) -> bool:
+        """Returns whether there is a newer state than that which an attempt had gone on from."""
+        newest = None if self._checkpoints is None else self._checkpoints.latest(lambda note: None)
+        before = (0, 0) if state is None else (state.epochs, state.step)
+        return newest is not None and (newest.state.epochs, newest.state.step) > before
+
     def goes_on_after(self, error: TrainingError, state: FitState | None) -> bool:
         """Returns whether the fit starts again after an error; counts it, unless it only went on from no good place.
 
@@ -359,7 +366,9 @@ class Recovery:
         if isinstance(error, RowsMovedError) and state is not None and state.step:
             self._rows_moved = True
             return True
-        if isinstance(error, PreemptedError) and self._config.max_restarts:
+        # Those within an epoch that are written from here on are of the rows that workers have now.
+        self._rows_moved = False
+        if isinstance(error, PreemptedError) and self._config.max_restarts and self._has_come_further(state):
             self._progress.note(f"the fit goes on without the worker that has left: {first_line(error)}")
             return True
         if not error.retryable or self._restarts >= self._config.max_restarts:

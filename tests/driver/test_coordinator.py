@@ -80,24 +80,26 @@ class Kept(list):
 
 
 def test_state_when_its_arrays_come_later_then_is_kept_whole_with_what_the_driver_knew_when_it_was_told():
-    values = [np.zeros(3), np.arange(4.0), np.ones((2, 2))]
-    saved = StateSaved(rank=0, epochs=1, step=5, history={}, facts={}, names=["a", "b", "c"], follow=True)
+    values, shapes = [np.zeros(3), np.arange(4.0), np.ones((2, 2))], [[3], [4], [2, 2]]
+    saved = StateSaved(rank=0, epochs=1, step=5, history={}, facts={}, names=["a", "b", "c"], shapes=shapes)
     due = CallbacksDue(
         rank=0, epoch=1, steps=9, logs={}, stopped=False, learning_rate=None, iterations=1, rows={}, row_shapes={}
     )
-    told = Told(saved, StateArrays(rank=0, arrays=values[:1]), due, StateArrays(rank=0, arrays=values[1:]))
+    # A large one comes in pieces.
+    pieces = [values[0], values[1][:3], values[1][3:], values[2].ravel()]
+    told = Told(saved, StateArrays(rank=0, arrays=pieces[:2]), due, StateArrays(rank=0, arrays=pieces[2:]))
     kept, turns, shown, confirmed = Kept(), Turns(), [], []
-    told.answer, told.confirm_state = lambda done: None, lambda: confirmed.append(len(kept))
+    told.answer, told.confirm_state = lambda done: None, lambda *place: confirmed.append((len(kept), place))
     policy = SynchronousPolicy(turns=turns, first_rank=told)
     progress = Progress(num_workers=2, epochs=0, verbose=0)
     progress.show = shown.append
     Coordinator(told, progress, policy, checkpoint_writer=kept).until_ended(Ended(None))
     (state,) = kept
-    assert confirmed == [1]
+    assert confirmed == [(1, (1, 5))]
     assert (state.epochs, state.step, state.facts, turns.turns) == (1, 5, {"turns": 0}, 1)
     np.testing.assert_array_equal(state.arrays.pop("own"), np.ones(2))
     assert all(np.array_equal(state.arrays[name], value) for name, value in zip("abc", values, strict=True))
-    assert [type(event) for event in shown] == [CallbacksDue, StateSaved] and not shown[-1].follow
+    assert [type(event) for event in shown] == [CallbacksDue, StateSaved] and shown[-1].shapes is None
 
 
 def test_failure_when_peers_speak_first_then_is_that_of_the_rank_that_has_a_cause():

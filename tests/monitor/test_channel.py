@@ -99,18 +99,38 @@ def test_message_when_its_arrays_are_not_those_that_it_names_then_is_refused():
 
 
 def test_state_when_it_is_large_then_comes_in_parts_and_whole_before_what_a_rank_tells_last(channel):
-    arrays = {f"model/{place}": np.full(700_000, place, "float64") for place in range(4)}
+    shapes = [(700, 1000), (2,), (300, 2000), ()]
+    arrays = {f"model/{place}": np.full(shape, place, "float64") for place, shape in enumerate(shapes)}
     with client_of(channel) as client:
         client.keep(FitState(epochs=2, step=7, arrays=arrays, facts={"known": 1}))
         client.result([np.ones(1)], RowSpec(0, (TensorSpec((1,), "float32"),)))
         assert client.is_free
     saved, *parts = iter(functools.partial(channel.next_event, 5.0), Finished(rank=0))
-    assert (saved.epochs, saved.step, saved.facts, saved.names, saved.follow) == (2, 7, {"known": 1}, [*arrays], True)
+    assert (saved.epochs, saved.step, saved.facts, saved.names) == (2, 7, {"known": 1}, [*arrays])
     parts, last = parts[:-1], parts[-1]
-    assert isinstance(last, TrainingFinished) and len(parts) > 1
-    came = [array for part in parts for array in part.arrays]
-    assert all(isinstance(part, StateArrays) for part in parts)
-    np.testing.assert_array_equal(came, [*arrays.values()])
+    assert isinstance(last, TrainingFinished) and all(isinstance(part, StateArrays) for part in parts)
+    pieces = [piece for part in parts for piece in part.arrays]
+    # None is so long that other news would wait for it.
+    assert len(parts) > 2 and max(piece.nbytes for piece in pieces) <= 4 << 20
+    assert saved.joined(pieces[:-1]) is None
+    for whole, array in zip(saved.joined(pieces), arrays.values(), strict=True):
+        np.testing.assert_array_equal(whole, array)
+
+
+def test_rank_when_it_waits_for_the_receipt_of_a_state_then_takes_none_of_another(channel):
+    with client_of(channel) as client:
+        client.send(Started(rank=0, host="h", device="CPU", threads=1, training_rows=1, validation_rows=0))
+        assert isinstance(channel.next_event(5.0), Started)
+        client.keep(FitState(epochs=1, step=4))
+        channel.confirm_state(1, 3)
+        assert not client.await_receipt(0.3)
+        channel.confirm_state(1, 4)
+        assert client.await_receipt(20.0)
+        channel.ask_for_state()
+        deadline = time.monotonic() + 20
+        while not client.state_wanted and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert client.state_wanted
 
 
 def test_channel_when_a_rank_sends_what_is_no_event_then_its_connection_ends_and_it_is_that_rank_s_failure(channel):

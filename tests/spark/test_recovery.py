@@ -14,7 +14,14 @@ from elephant.checkpoint.state import FitState, identity_of, is_saved, named
 from elephant.config import FitConfig
 from elephant.data.schema import RowSpec, TensorSpec
 from elephant.driver.coordinator import FitResult
-from elephant.errors import CheckpointError, ConfigurationError, RowsMovedError, ServerFailedError, WorkerFailure
+from elephant.errors import (
+    CheckpointError,
+    ConfigurationError,
+    PreemptedError,
+    RowsMovedError,
+    ServerFailedError,
+    WorkerFailure,
+)
 from elephant.monitor.progress import Progress
 from elephant.rank.job import TrainingJob
 from elephant.spark import fit
@@ -32,6 +39,12 @@ def folders_of_this_machine(monkeypatch):
 def lost(retryable=True):
     error = WorkerFailure("its process was killed (signal 9): often memory", rank=1, host="a")
     error.retryable = retryable
+    return error
+
+
+def left():
+    error = PreemptedError("rank 1 was asked to end")
+    error.retryable = True
     return error
 
 
@@ -121,6 +134,25 @@ def test_fit_when_it_is_lost_with_a_model_that_no_rank_has_as_a_whole_then_begin
     fit = Fit({1: lost()}, max_restarts=1, num_workers=2, pipeline_stages=2)
     require_whole(fit.train())
     assert fit.epochs == [0, 1, 0, 1, 2, 3]
+
+
+class Leaving(Fit):
+    """A fit whose workers leave before they have trained at all."""
+
+    def _attempt(self, rows, job, progress, checkpoint_writer):
+        self.begun.append(job.first)
+        raise left()
+
+
+def test_fit_when_workers_leave_then_counts_those_alone_that_leave_no_newer_state():
+    fit = Fit({0.5: left(), 1.5: left()}, max_restarts=1)
+    trained = fit.train()
+    require_whole(trained)
+    assert trained.statistics == {"restarts": 0} and fit.begun == [(0, 0), (0, 7), (1, 7)]
+    leaving = Leaving(max_restarts=3)
+    with pytest.raises(PreemptedError):
+        leaving.train()
+    assert len(leaving.begun) == 4
 
 
 @pytest.mark.parametrize(("allowed", "retryable"), [(0, True), (3, False)])
@@ -239,7 +271,7 @@ def test_fit_when_fewer_epochs_are_asked_for_than_were_begun_then_what_is_beyond
     assert fit.begun == [(1, 0)] and "trained again" not in fit.out.getvalue()
 
 
-def test_fit_when_rows_have_moved_then_goes_on_from_ends_of_epochs_from_then_on_and_counts_no_restart(tmp_path):
+def test_fit_when_rows_have_moved_then_goes_on_from_the_end_of_an_epoch_and_counts_no_restart(tmp_path):
     class Moved(Fit):
         def _attempt(self, rows, job, progress, checkpoint_writer):
             if job.state is not None and job.state.step:
@@ -250,8 +282,8 @@ def test_fit_when_rows_have_moved_then_goes_on_from_ends_of_epochs_from_then_on_
     fit = Moved({1.5: lost(), 2.5: lost()}, checkpoint_path=str(tmp_path), max_restarts=2)
     trained = fit.train()
     require_whole(trained)
-    assert fit.begun == [(0, 0), (1, 7), (1, 0), (2, 0)] and trained.statistics == {"restarts": 2}
-    note = "the workers have other rows than before: going on from the end of epoch {}, 7 steps of the next one are"
+    assert fit.begun == [(0, 0), (1, 7), (1, 0), (2, 7), (2, 0)] and trained.statistics == {"restarts": 2}
+    note = "than before: going on from the end of epoch {}, 7 steps of the next one are"
     assert all(note.format(epoch) in fit.out.getvalue() for epoch in (1, 2))
 
 
