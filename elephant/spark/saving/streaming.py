@@ -164,6 +164,8 @@ class TrainingStream:
     def __init__(self, trainer: StreamTrainer, query: StreamingQuery) -> None:
         self._trainer = trainer
         self._query = query
+        self._is_stopped = False
+        self._failure_before: Exception | None = None
 
     @property
     def model(self) -> KerasModel | None:
@@ -193,7 +195,8 @@ class TrainingStream:
     @property
     def exception(self) -> Exception | None:
         """Error that ended the stream, if it failed: that of the fit, or Spark's own."""
-        return self._trainer.failure or self._query.exception()
+        # Spark may take the end of the micro-batch that `stop` ends for a failure of the query.
+        return self._trainer.failure or (self._failure_before if self._is_stopped else self._query.exception())
 
     def awaitTermination(self, timeout: float | None = None) -> bool:
         """Waits until the stream has ended.
@@ -219,6 +222,8 @@ class TrainingStream:
 
         What the micro-batches before it have taught is kept. Returns when the stream has ended.
         """
+        if not self._is_stopped:
+            self._is_stopped, self._failure_before = True, self._query.exception()
         self._trainer.stop()
         self._query.stop()
 
