@@ -109,7 +109,7 @@ FAULTS = (
     ),
     Fault(
         name="run-over-steps-of-several-weights",
-        file="elephant/rank/rank_progress.py",
+        file="elephant/rank/keras_fit.py",
         old="plan.next_change(number) - number, ",
         new="",
         breaks="Steps that are taken by one call all have the weight of the first.",
@@ -1047,8 +1047,8 @@ FAULTS = (
     Fault(
         name="checkpoint-manifest-first",
         file="elephant/checkpoint/manager.py",
-        old="sorted(names, key=lambda name: (not is_manifest(name), name))",
-        new="sorted(names, key=lambda name: (is_manifest(name), name))",
+        old="sorted(here & removable - kept, key=lambda name: (not is_manifest(name), name))",
+        new="sorted(here & removable - kept, key=lambda name: (is_manifest(name), name))",
         breaks="A process that ends while it removes old checkpoints leaves manifests without arrays.",
         tests=("tests/checkpoint/test_folder.py", "tests/checkpoint/test_store.py"),
     ),
