@@ -12,7 +12,8 @@ from types import FrameType
 class EndNotice:
     """Takes the first SIGTERM of a process as a notice, so that what it does may come to an end of its own.
 
-    A second one ends the process at once, as the first one would have without this.
+    A second one ends the process, as the first one would have without this. Python hears of a signal between two of its
+    own instructions, and not within native code.
 
     Attributes:
         is_given: Whether the notice was given.
