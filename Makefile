@@ -86,6 +86,10 @@ bench: venv ## compare with the native way, and write benchmarks/results and the
 soak: venv ## kill something every 15 s in fits of 20 minutes, and see what they give and leave (SOAK_ARGS="--minutes 5")
 	@"$$VENV/bin/python" benchmarks/soak.py $(SOAK_ARGS)
 
+.PHONY: faults
+faults: venv ## kill, freeze, crash, cut, fill and shift one thing a fit, as root: hours (FAULTS_ARGS="--most 40 --seed 5")
+	@"$$VENV/bin/python" benchmarks/faults.py $(FAULTS_ARGS)
+
 .PHONY: gpu-check
 gpu-check: venv ## try this machine's GPUs with real ranks, without Spark (GPU_CHECK_ARGS="--backend torch")
 	@"$$VENV/bin/python" benchmarks/gpu_check.py $(GPU_CHECK_ARGS)

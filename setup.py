@@ -136,6 +136,8 @@ setup(
         "delta": ["deltalake>=1.0"],
         # The experiments that a fit logs to, where a run is active.
         "mlflow": ["mlflow>=3"],
+        # What suggests the trials of elephant.search, and of EstimatorTuner.
+        "tune": ["optuna>=4", "keras-tuner>=1.4"],
         "test": [
             *JOBS,
             # Data and pictures of examples and pages.

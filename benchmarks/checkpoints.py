@@ -5,25 +5,34 @@
     python benchmarks/checkpoints.py                             # 24M parameters with Adam, checkpointSeconds=30
     python benchmarks/checkpoints.py --seconds 5 --fit-seconds 40
 
+    python benchmarks/checkpoints.py --notices 5                # seconds from a SIGTERM until the state is a checkpoint
+
 Two executors of this machine train 784-4096-4096-1024-10; a state is 290 MB, which rank 0 copies and sends to the
 driver, and the driver checks, sums up and writes to this machine's disk, all on the same cores. Of the seconds of a fit
 only those of its steps count, from the second epoch on. Prints a line of JSON with the ratio, and what one checkpoint
-costs in seconds of training.
+costs in seconds of training. With ``--notices``, a training process is asked to end in the middle of an epoch instead,
+and the line has the seconds until the manifest of the checkpoint lies in the folder.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import random
 import statistics
 import tempfile
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+import psutil
 from fit import write_parquet
 from report import Measurement, report
+from session_processes import session_processes
+from soak import is_of
 from workloads import build_large_mlp, make_images
 
 _ROWS = 4096
@@ -62,6 +71,46 @@ def rate_of(frame: Any, steps: int, folder: Path | None, options: argparse.Names
     return sum(rank["rows_per_s"] for rank in ranks), max(rank["rows"] / rank["rows_per_s"] for rank in ranks)
 
 
+def seconds_to_state(frame: Any, folder: Path, options: argparse.Namespace) -> float:
+    """Returns the seconds from a SIGTERM to a training process until a checkpoint of that moment is in a folder."""
+    from elephant import KerasEstimator
+    from elephant.errors import PreemptedError
+
+    seconds: list[float] = []
+
+    def ask() -> None:
+        while len(found := training_processes()) < options.workers:
+            time.sleep(0.5)
+        # Steps go on, and none is traced any more.
+        time.sleep(random.uniform(15.0, 20.0))
+        found[0].terminate()
+        since = time.monotonic()
+        while not list(folder.glob("*.json")):
+            time.sleep(0.01)
+        seconds.append(time.monotonic() - since)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    try:
+        KerasEstimator(
+            model=model(),
+            numWorkers=options.workers,
+            epochs=2,
+            batchSize=options.batch_size,
+            stepsPerEpoch=100_000,
+            checkpointPath=folder,
+            verbose=0,
+        ).fit(frame)
+    except PreemptedError:
+        asking.join()
+    return seconds[0]
+
+
+def training_processes() -> list[psutil.Process]:
+    """Returns those of the session."""
+    return [process for process in session_processes() if is_of(process, "training")]
+
+
 def main() -> None:
     """Measures in turns, and prints the comparison."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -70,6 +119,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--notices", type=int, default=0, help="fits in which a process is asked to end instead")
     options = parser.parse_args()
     from elephant.cluster.local import local_session
 
@@ -80,6 +130,9 @@ def main() -> None:
         session = local_session(options.workers)
         try:
             frame = session.read.parquet(str(folder / "table"))
+            if options.notices:
+                report_notices([seconds_to_state(frame, folder / f"{n}", options) for n in range(options.notices)])
+                return
             _, seconds = rate_of(frame, 20, None, options)
             steps = max(int(20 * options.fit_seconds / seconds), 20)
             rates: dict[bool, list[float]] = {False: [], True: []}
@@ -113,6 +166,21 @@ def main() -> None:
                 "ratio_every_30_s": 1 - of_one / 30,
             },
             repetitions=options.repetitions,
+        )
+    )
+
+
+def report_notices(seconds: list[float]) -> None:
+    """Prints how long states took that were asked for."""
+    report(
+        Measurement(
+            measure="seconds_from_notice_to_checkpoint",
+            case={"parameters": 24_202_250},
+            ratio=statistics.median(seconds),
+            target=2.0,
+            at_least=False,
+            medians={"p50_s": statistics.median(seconds), "most_s": max(seconds)},
+            repetitions=len(seconds),
         )
     )
 

@@ -1,4 +1,4 @@
-"""The processor time of all processes of a session of Spark on this machine, those included that nobody's child is.
+"""All processes of a session of Spark on this machine, those included that nobody's child is: kinds, processor time.
 
 An executor's fork server and what it forks are no descendants of the driver. They name the executor's process.
 """
@@ -41,6 +41,16 @@ def fork_servers(executors: set[int]) -> list[psutil.Process]:
     return found
 
 
+def executor_of(process: psutil.Process) -> int | None:
+    """Returns the id of the executor's process that a training process works for; None where none is known."""
+    with contextlib.suppress(psutil.Error, ValueError, IndexError):
+        command = process.cmdline()
+        if _SERVER in command:
+            return int(command[command.index(_SERVER) + _EXECUTOR])
+        return next((one.pid for one in process.parents() if is_of(one, "executor_jvms")), None)
+    return None
+
+
 def cpu_by_part() -> Counter[str]:
     """Returns the processor seconds of a session so far, by the part of a fit; processes that have ended included."""
     seconds: Counter[str] = Counter()
@@ -66,3 +76,16 @@ def part_of(process: psutil.Process) -> str:
     if "CoarseGrainedExecutorBackend" in command:
         return "executor_jvms"
     return "driver" if process.pid == os.getpid() else "driver_jvm"
+
+
+def is_of(process: psutil.Process, kind: str) -> bool:
+    """Returns whether a process of the session is of a kind."""
+    try:
+        if _SERVER not in process.cmdline():
+            return part_of(process) == kind
+        # What a server has forked has the server's command line.
+        parent = process.parent()
+        is_forked = parent is not None and _SERVER in parent.cmdline()
+        return kind == ("training" if is_forked else "fork_servers")
+    except psutil.Error:
+        return False

@@ -34,63 +34,15 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
 import psutil
-import pyarrow as pa
-import pyarrow.parquet as pq
+from exact_fits import BATCH, counted, counting_model, synchronous_model, write_rows
+from leftovers import MARK, kept_files, leftovers
 from report import Measurement, report
-from session_processes import part_of, session_processes
+from session_processes import is_of, part_of, session_processes
 
-_ROWS, _FEATURES, _BATCH = 4096, 16, 32
 _KINDS = ("training", "python_workers", "executor_jvms", "fork_servers")
-_SERVER = "elephant.task.forkserver"
-_LEFT_WITHIN_S = 30.0
 _DEADLINE_S = 3600.0
-_MARK = "ELEPHANT_SOAK"
 # Of all minutes, an undisturbed fit of one of the modes.
 _SHARE = 0.15
-
-
-def write_rows(folder: Path) -> np.ndarray:
-    """Writes the rows as two Parquet files; returns their features, small whole numbers."""
-    rng = np.random.default_rng(7)
-    features = rng.integers(-8, 9, (_ROWS, _FEATURES)).astype(np.float32)
-    labels = np.full(_ROWS, -1e9, np.float32)
-    targets = np.tanh(features @ rng.normal(0, 0.1, _FEATURES)).astype(np.float32)
-    for number, rows in enumerate(np.array_split(np.arange(_ROWS), 2)):
-        offsets = np.arange(0, rows.size * _FEATURES + 1, _FEATURES, dtype=np.int32)
-        columns = {
-            "features": pa.ListArray.from_arrays(offsets, features[rows].ravel()),
-            "label": labels[rows],
-            "target": targets[rows],
-        }
-        pq.write_table(pa.table(columns), folder / f"part-{number}.parquet")
-    return features
-
-
-def synchronous_model() -> Any:
-    """Returns a model of which a fit has all that must come back: slots, moving averages, random generators."""
-    import keras
-
-    keras.utils.set_random_seed(3)
-    layers = [
-        keras.layers.Input((_FEATURES,)),
-        keras.layers.Dense(64, "tanh"),
-        keras.layers.BatchNormalization(),
-        keras.layers.Dropout(0.3),
-        keras.layers.Dense(1),
-    ]
-    model = keras.Sequential(layers)
-    model.compile(keras.optimizers.Adam(0.001), "mse", metrics=["mae"])
-    return model
-
-
-def counting_model() -> Any:
-    """Returns a model whose gradient is the mean of a batch's features: sums of them are exact in any order."""
-    import keras
-
-    layers = [keras.layers.Input((_FEATURES,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")]
-    model = keras.Sequential(layers)
-    model.compile(keras.optimizers.SGD(0.25), "mae")
-    return model
 
 
 class Killer(threading.Thread):
@@ -109,7 +61,7 @@ class Killer(threading.Thread):
         """Waits, kills, and waits again."""
         while not self._done.wait(self._every_s * self._random.uniform(0.5, 1.5)):
             kind, choice = self._random.choice(_KINDS), self._random.random()
-            found = [one for one in session_processes() if _is_of(one, kind)]
+            found = [one for one in session_processes() if is_of(one, kind)]
             if found:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     found[int(choice * len(found))].kill()
@@ -119,18 +71,6 @@ class Killer(threading.Thread):
         """Ends the kills."""
         self._done.set()
         self.join()
-
-
-def _is_of(process: psutil.Process, kind: str) -> bool:
-    try:
-        if _SERVER not in process.cmdline():
-            return part_of(process) == kind
-        # What a server has forked has the server's command line.
-        parent = process.parent()
-        is_forked = parent is not None and _SERVER in parent.cmdline()
-        return kind == ("training" if is_forked else "fork_servers")
-    except psutil.Error:
-        return False
 
 
 def resident_bytes() -> dict[str, int]:
@@ -164,7 +104,7 @@ class Soak:
             mode=self._mode,
             numWorkers=2,
             epochs=epochs,
-            batchSize=_BATCH,
+            batchSize=BATCH,
             checkpointSeconds=self._options.checkpoint_seconds,
             maxRestarts=10_000,
             verbose=self._options.verbose,
@@ -192,9 +132,7 @@ class Soak:
         if self._features is None:
             expected = plain.model.get_weights()
         else:
-            # Each row was in one full batch in each epoch.
-            total = -0.25 * epochs * self._features.astype(np.float64).sum(axis=0) / _BATCH
-            expected = [total.reshape(-1, 1).astype(np.float32)]
+            expected = [counted(self._features, epochs)]
         equal = all(np.array_equal(one, other) for one, other in zip(weights, expected, strict=True))
         report(
             Measurement(
@@ -215,36 +153,6 @@ class Soak:
             )
         )
         return equal
-
-
-def leftovers(mark: str, files: set[str]) -> list[str]:
-    """Returns what a session has left whose driver has ended: processes, and files in folders for temporary ones.
-
-    Args:
-        mark: In the environment of the session's processes.
-        files: That were there before.
-    """
-    deadline = time.monotonic() + _LEFT_WITHIN_S
-    while True:
-        left = [f"process {one.pid}: {command[:100]}" for one, command in _marked_processes(mark)]
-        left += sorted(_files() - files)
-        if not left or time.monotonic() > deadline:
-            return left
-        time.sleep(0.5)
-
-
-def _marked_processes(mark: str) -> list[tuple[psutil.Process, str]]:
-    found = []
-    for one in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if one.environ().get(_MARK) == mark and one.status() != psutil.STATUS_ZOMBIE:
-                found.append((one, " ".join(one.cmdline())))
-    return found
-
-
-def _files() -> set[str]:
-    folders = [Path("/dev/shm"), Path(tempfile.gettempdir())]
-    return {str(path) for folder in folders if folder.is_dir() for path in folder.glob("*elephant*")}
 
 
 def run_in_session(options: argparse.Namespace) -> bool:
@@ -279,10 +187,10 @@ def main() -> None:
     options = parser.parse_args()
     if options.in_session:
         raise SystemExit(0 if run_in_session(options) else 1)
-    mark, files = secrets.token_hex(8), _files()
+    mark, files = secrets.token_hex(8), kept_files()
     # A driver of its own: some things go with its end.
     command = [sys.executable, __file__, "--in-session", *sys.argv[1:]]
-    ended = subprocess.run(command, env={**os.environ, _MARK: mark}, timeout=_DEADLINE_S).returncode
+    ended = subprocess.run(command, env={**os.environ, MARK: mark}, timeout=_DEADLINE_S).returncode
     left = leftovers(mark, files)
     for one in left:
         print(f"left behind: {one}")

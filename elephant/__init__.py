@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from elephant.spark.model import KerasModel
     from elephant.spark.rdd.mllib import SparkMLlibModel, load_spark_model
     from elephant.spark.rdd.model import SparkModel
+    from elephant.spark.tuning.reading_ahead import prepared
+    from elephant.spark.tuning.search import search
     from elephant.spark.udf import predict_udf
     from elephant.training.images import decode_images
     from elephant.training.warmup import LearningRateWarmup
@@ -43,7 +45,9 @@ __all__ = [
     "distributed",
     "load_spark_model",
     "predict_udf",
+    "prepared",
     "run",
+    "search",
 ]
 
 _HOME = {
@@ -61,7 +65,9 @@ _HOME = {
     "distributed": "elephant.driver.run",
     "load_spark_model": "elephant.spark.rdd.mllib",
     "predict_udf": "elephant.spark.udf",
+    "prepared": "elephant.spark.tuning.reading_ahead",
     "run": "elephant.driver.run",
+    "search": "elephant.spark.tuning.search",
 }
 _OF_SPARK = ("pyspark", "py4j")
 

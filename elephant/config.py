@@ -89,20 +89,33 @@ class FitConfig(_OptionsOfFit):
         bucket_bytes: Bytes of gradients that travel together while the next ones are computed, of which 0 sends all
             together; None measures the network and chooses. The variable ``ELEPHANT_BUCKET_BYTES`` of the driver's
             environment has it.
+        elastic: The fewest and the most workers, where ``num_workers`` was a pair; that is then the number of now. None
+            of a fit whose number of workers does not change.
 
     Raises:
         ConfigurationError: A value is out of its range, or two of them exclude each other.
+
+    Examples:
+        >>> config = FitConfig(num_workers=(2, 8))
+        >>> smaller = config.changed(num_workers=3)
+        >>> smaller.num_ranks, smaller.elastic, smaller.batches_per_step
+        (3, (2, 8), 8)
     """
 
     timeouts: Timeouts = field(default_factory=Timeouts)
     asynchronous: AsynchronousOptions = field(default_factory=AsynchronousOptions)
     bucket_bytes: int | None = field(default_factory=_bucket_bytes)
+    elastic: tuple[int, int] | None = None
 
     if TYPE_CHECKING:
 
         def __init__(self, **options: Any) -> None: ...
 
     def __post_init__(self) -> None:
+        workers = OPTION["num_workers"].value_of(self.num_workers)
+        if isinstance(workers, tuple):
+            object.__setattr__(self, "elastic", workers)
+            object.__setattr__(self, "num_workers", workers[1])
         settle(self, Scope.FIT, _names(Scope.FIT))
         if self.mode == "synchronous" or self.gossips:
             self._refuse_options_of_servers()
@@ -130,7 +143,14 @@ class FitConfig(_OptionsOfFit):
         Where no rank has a whole model, it is for a folder alone that one is put together.
         """
         is_whole = self.pipeline_stages is None and self.distribution is None
-        return self.checkpoint_path is not None or (self.max_restarts > 0 and is_whole)
+        goes_on = self.max_restarts > 0 or self.elastic is not None
+        return self.checkpoint_path is not None or (goes_on and is_whole)
+
+    @property
+    def forms_generations(self) -> bool:
+        """True if ranks begin again within their Spark job after a loss, each with a whole model."""
+        is_whole = self.pipeline_stages is None and self.distribution is None
+        return self.is_synchronous and (self.max_restarts > 0 or self.elastic is not None) and is_whole
 
     def changed(self, **options: Any) -> FitConfig:
         """Returns the same options but for some."""
@@ -197,7 +217,11 @@ class FitConfig(_OptionsOfFit):
     @property
     def batches_per_step(self) -> int:
         """Number of times that ``batch_size`` rows make a synchronous step."""
-        return self.num_ranks // self.ranks_per_batch
+        return self.batches_of(self.num_ranks)
+
+    def batches_of(self, num_ranks: int) -> int:
+        """Returns how many times ``batch_size`` rows make a step of so many ranks, or of an elastic fit's most."""
+        return num_ranks // self.ranks_per_batch if self.elastic is None else self.elastic[1]
 
     @property
     def is_synchronous(self) -> bool:

@@ -96,9 +96,11 @@ class TrainingError(ElephantError, RuntimeError):
 
     Attributes:
         retryable: Whether the same fit may succeed when it is started again: it failed of a lost executor, say.
+        is_counted: Whether a loss that led to it was counted as a restart already.
     """
 
     retryable: bool = False
+    is_counted: bool = False
 
 
 class WorkerFailure(TrainingError):  # noqa: N818  (what happened to one rank)

@@ -376,6 +376,30 @@ def count_or(*words: str, expected: str, holds: Callable[[Any], bool], written: 
     return Kind(int | str, expected, _same, is_one, written=written, parse=_word_or_integer)
 
 
+def _workers(value: Any) -> int | tuple[int, int]:
+    """Returns a number of workers, or the fewest and the most."""
+    if isinstance(value, (list, tuple)):
+        least, most = map(_integer, value)
+        return least, most
+    return _integer(value)
+
+
+def _are_workers(value: int | tuple[int, int]) -> bool:
+    least, most = value if isinstance(value, tuple) else (value, value)
+    return 1 <= least <= most
+
+
+def _workers_of_text(value: Any) -> Any:
+    """Returns the number of workers, or the fewest and the most, that a configuration says.
+
+    >>> _workers_of_text("4"), _workers_of_text("2,8"), _workers_of_text([2, 8])
+    (4, [2, 8], [2, 8])
+    """
+    if isinstance(value, str) and "," in value:
+        return [int(part) for part in value.split(",")]
+    return _integer_of_text(value)
+
+
 def _stages(value: Any) -> int | list[str]:
     """Returns a number of stages, or the names of the layers with which all but the first begin."""
     return [_some_text(name) for name in value] if isinstance(value, (list, tuple)) else _integer(value)
@@ -458,6 +482,14 @@ DISTRIBUTION = Kind(
     _distribution,
     written="module:name",
     reference=_reference,
+)
+WORKERS = Kind(
+    int | tuple,
+    "an integer of at least 1, or the fewest and the most workers of an elastic fit, such as (2, 8)",
+    _workers,
+    _are_workers,
+    written="a number, or the fewest and the most, such as 2,8",
+    parse=_workers_of_text,
 )
 STAGES = Kind(
     int | list,

@@ -31,6 +31,7 @@ from elephant.kinds import (
     SWITCH_OR_AUTO,
     TEXT,
     WEIGHT_COLUMNS,
+    WORKERS,
     Kind,
     count_or,
     integer,
@@ -233,8 +234,9 @@ OPTIONS = (
     Option("aggregation", one_of("allreduce", "server"), "allreduce", FIT,
            help="synchronous mode: where gradients are averaged: 'allreduce' among the workers, or 'server' at "
            "parameter servers, where a lost worker is started again while the others wait"),
-    Option("num_workers", _COUNT, 1, FIT,
-           help="workers, each one Spark task (>= 1); of a barrier stage in synchronous mode"),
+    Option("num_workers", WORKERS, 1, FIT,
+           help="workers, each one Spark task (>= 1); of a barrier stage in synchronous mode; a pair such as (2, 8) is "
+           "the fewest and the most of an elastic fit, which goes on with the task slots that there are"),
     Option("epochs", _COUNT, 1, FIT,
            help="passes over the training rows (>= 1)"),
     Option("batch_size", _COUNT, 32, FIT,
@@ -296,7 +298,8 @@ OPTIONS = (
     Option("resume", SWITCH, False, FIT,
            help="whether to go on from the last checkpoint in checkpointPath, where there is one"),
     Option("max_restarts", integer(0), 0, FIT,
-           help="how often a fit that lost a worker is started again, from its last checkpoint (>= 0)"),
+           help="how often a fit goes on after it has lost a worker, from its last state (>= 0); with a pair of "
+           "numWorkers, 0 means as long as it comes further"),
     Option("timeouts", _TIMEOUTS, None, FIT,
            help="how long waits may last: elephant.config.Timeouts, or seconds by its names; not set: its defaults"),
     Option("verbose", _VERBOSITY, 1, FIT,
@@ -447,14 +450,18 @@ def _needs_checkpoints(name: str, *, on_disk: bool) -> Pair:
     Args:
         on_disk: Whether that has to be a folder. The driver's memory is one where a fit may be started again.
     """
-    other = "" if on_disk else ", or max_restarts above 0, with which the driver keeps one in memory"
+    other = (
+        ""
+        if on_disk
+        else ", or max_restarts above 0 or a pair of num_workers, with which the driver keeps one in memory"
+    )
     return Pair(
         name,
         FIT,
         lambda given: (
             getattr(given, name) is None
             or given.checkpoint_path is not None
-            or (not on_disk and given.max_restarts > 0)
+            or (not on_disk and (given.max_restarts > 0 or given.elastic is not None))
         ),
         lambda given: (
             f"checkpoint_path, the folder of the checkpoints that it is about{other}. Received: None, with "
@@ -558,7 +565,75 @@ _STAGE_PAIRS = (
     ),
 )
 
+
+def _excludes_elastic(name: str, holds: Callable[[Any], bool], expected: str, why: str) -> Pair:
+    """Returns the rule that a changing number of workers goes with some values alone of another option."""
+    return Pair(
+        "num_workers",
+        FIT,
+        lambda given: given.elastic is None or holds(getattr(given, name)),
+        lambda given: (
+            f"{expected} with a pair of numbers, {why}. Received: {name}={getattr(given, name)!r} with "
+            f"num_workers={given.elastic!r}. Change {name}, or pass one number of workers."
+        ),
+    )
+
+
+# Those that take over nothing from one step to the next but what all ranks have.
+_WITHOUT_MEMORY = (None, "bfloat16", "float16", "int8")
+_ELASTIC_PAIRS = (
+    _excludes_elastic(
+        "mode",
+        lambda mode: mode == "synchronous",
+        "mode='synchronous'",
+        "because other workers go at their own pace, and Spark starts each again that is lost",
+    ),
+    _excludes_elastic(
+        "aggregation",
+        lambda aggregation: aggregation == "allreduce",
+        "aggregation='allreduce'",
+        "because parameter servers wait for a worker that is lost, and Spark starts it again",
+    ),
+    _excludes_elastic(
+        "frequency",
+        lambda frequency: frequency == "batch",
+        "frequency='batch'",
+        "whose workers have the same weights after every step, so that others can go on with them",
+    ),
+    _excludes_elastic(
+        "compression",
+        lambda compression: compression in _WITHOUT_MEMORY,
+        "no compression, or 'bfloat16', 'float16' or 'int8'",
+        "because what others keep back for later steps is lost with a worker",
+    ),
+    _excludes_elastic(
+        "pipeline_stages",
+        lambda stages: stages is None,
+        "no pipeline_stages",
+        "because a part of the model is lost with a worker",
+    ),
+    _excludes_elastic(
+        "distribution",
+        lambda distribution: distribution is None,
+        "no distribution",
+        "because a part of the model is lost with a worker",
+    ),
+    _excludes_elastic(
+        "bucket_by_length",
+        lambda buckets: not buckets,
+        "bucket_by_length=False",
+        "whose steps have the same rows whatever the number of workers",
+    ),
+    _excludes_elastic(
+        "gpus_per_worker",
+        lambda gpus: gpus == 1,
+        "gpus_per_worker=1",
+        "because virtual shards are dealt to workers of one rank each",
+    ),
+)
+
 PAIRS = (
+    *_ELASTIC_PAIRS,
     *_NCCL_PAIRS,
     *_DISTRIBUTION_PAIRS,
     *_STAGE_PAIRS,

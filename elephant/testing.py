@@ -17,7 +17,7 @@ from elephant.data.casting import lists_of
 from elephant.data.schema import DENSE, FEATURES, LABEL, SCALAR, DataSchema, Field, nest_of, role_of
 from elephant.driver.local_ranks import fit_here, run_here
 from elephant.driver.run import check_call
-from elephant.errors import DataError, brief_errors
+from elephant.errors import ConfigurationError, DataError, brief_errors
 from elephant.monitor.progress import Progress
 from elephant.options import FIT, options_of, refuse_unknown
 
@@ -139,6 +139,11 @@ def fit_local(
     given = {"num_workers": num_workers, "validation_fraction": validation_split, "use_gpu": False, "verbose": verbose}
     check_callbacks(callbacks)
     config = limited(FitConfig.of({**options, **given}))
+    if config.elastic is not None:
+        raise ConfigurationError(
+            "num_workers: expected one number in fit_local, whose processes neither come nor go. Received: "
+            f"{num_workers!r}."
+        )
     model_spec = model_source(model, custom_objects)
     schema, columns = _columns_of(x, y, model_spec.info.dtype)
     progress = Progress(

@@ -128,3 +128,11 @@ def test_config_when_given_numpy_s_scalars_then_holds_python_s():
     assert (config.epochs, config.learning_rate, config.shuffle, config.mode) == (3, 0.25, False, "synchronous")
     assert [type(value) for value in (config.epochs, config.learning_rate, config.shuffle)] == [int, float, bool]
     assert config == FitConfig(epochs=3, learning_rate=0.25, shuffle=False)
+
+
+def test_workers_when_read_from_a_configuration_then_are_a_number_or_the_fewest_and_the_most():
+    workers = OPTION["num_workers"].kind
+    assert [workers.read(given) for given in ("4", 4, "2,8", [2, 8], (2, 8))] == [4, 4, (2, 8), (2, 8), (2, 8)]
+    for given in ("0", "8,2", "0,2", [1, 2, 3]):
+        with pytest.raises(ValueError, match="expected an integer of at least 1, or the fewest and the most workers"):
+            workers.read(given)

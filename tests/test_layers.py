@@ -342,7 +342,9 @@ def test_public_names_when_listed_then_are_exactly_these():
         "distributed",
         "load_spark_model",
         "predict_udf",
+        "prepared",
         "run",
+        "search",
     ]
     assert dir(elephant) == sorted(elephant.__all__)
     assert all(getattr(elephant, name) is not None for name in elephant.__all__)

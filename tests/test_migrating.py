@@ -76,7 +76,8 @@ def fault_of(span):
         thing = thing_called(found[1])
     except AttributeError as error:
         return str(error)
-    named = {argument.split("=")[0].strip() for argument in (found[2] or "").split(",") if argument.strip()}
+    arguments = re.split(r",(?![^(]*\))", found[2] or "")  # a tuple is one
+    named = {argument.split("=")[0].strip() for argument in arguments if argument.strip()}
     unknown = named - (arguments_of(thing) if named else set())
     return f"has no {', '.join(sorted(unknown))}" if unknown else None
 

@@ -11,7 +11,7 @@ from elephant.errors import ConfigurationError
 from elephant.options import OPTION, OPTIONS, PAIRS, REMOVED, Scope, key_of, options_of, refuse_unknown, remedy_for
 
 # Values of which the estimator takes more forms than the fit.
-WIDER = ("checkpoint_path", "distribution", "pipeline_stages", "timeouts")
+WIDER = ("checkpoint_path", "distribution", "num_workers", "pipeline_stages", "timeouts")
 
 
 def test_estimator_when_its_signature_is_read_then_names_types_and_defaults_are_those_of_the_table():
@@ -30,6 +30,9 @@ def test_estimator_when_its_signature_is_read_then_names_types_and_defaults_are_
 def test_config_when_its_fields_are_read_then_they_are_those_of_the_table(config, scope):
     plain = {field.name: field.default for field in fields(config) if field.default is not MISSING}
     expected = {option.name: option.default for option in options_of(scope) if option.name != "timeouts"}
+    if config is FitConfig:
+        # The pair of num_workers, beside the number of now.
+        assert plain.pop("elastic", 0) is None
     assert plain == expected
     assert {field.name: field.type for field in fields(config) if field.name in plain} == {
         name: OPTION[name].type for name in plain

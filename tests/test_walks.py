@@ -33,16 +33,16 @@ TO_SPARK = [
 ]
 # The driver's part of a fit without checkpoints, as the DataFrame goes: its columns, its cluster, its ranks.
 OF_THE_DRIVER = [
-    Step("spark/estimator.py", "KerasEstimator._fit", "_rows"),
-    Step("spark/estimator.py", "KerasEstimator._rows", "rows_of_frame"),
+    Step("spark/estimator.py", "KerasEstimator._fit", "rows_of_dataset"),
+    Step("spark/prepared.py", "rows_of_dataset", "rows_of_frame"),
     Step("spark/training_data.py", "rows_of_frame", "_training_data"),
     Step("spark/training_data.py", "_training_data", "training_schema"),
     Step("spark/columns/column_types.py", "training_schema", "schema_with_targets"),
     *TO_SPARK[:2],
     Step("spark/fit.py", "train_synchronously", "preflight_checked"),
     Step("cluster/checks/preflight.py", "preflight_checked", "run_checks"),
-    Step("spark/fit.py", "train_synchronously", "barrier_attempts"),
-    Step("driver/coordinator_location.py", "barrier_attempts", "attempt_here"),
+    Step("spark/fit.py", "train_synchronously", "attempts_at_ranks"),
+    Step("driver/coordinator_location.py", "attempts_at_ranks", "attempt_here"),
     Step("driver/run_ranks.py", "attempt_here", "Coordinator"),
     *TO_SPARK[2:],
 ]
@@ -76,5 +76,7 @@ def test_fit_when_its_driver_s_part_is_followed_then_is_eleven_modules_at_most()
 
 
 def test_checkpoints_when_a_fit_has_them_then_it_opens_their_folder_in_one_place():
-    recovery = Step("spark/fit.py", "Recovery", "open_checkpoints")
-    assert recovery.hands_on_by in names_in(recovery) and "checkpoint_folder" not in names_in(recovery)
+    opening = Step("spark/fit.py", "train", "open_checkpoints")
+    going_on = Step("driver/recovery/restarts.py", "Recovery", "latest")
+    assert opening.hands_on_by in names_in(opening)
+    assert not {"open_checkpoints", "checkpoint_folder"} & names_in(going_on)

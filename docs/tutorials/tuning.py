@@ -2,10 +2,10 @@
 # # Tuning
 #
 # At the end you have the learning rate that is best for a model, found in two ways: by Spark's `CrossValidator`, and
-# by Optuna, which ends a trial that does badly before it has cost all its epochs.
+# by `elephant.search` over Optuna, which ends a trial that does badly before it has cost all its epochs.
 #
-# It takes one to two minutes on two cores. [What you need](index.md#what-you-need), and `pip install optuna` for
-# the second half.
+# It takes one to two minutes on two cores. [What you need](index.md#what-you-need), and
+# `pip install 'elephant-spark[tune]'` for the second half.
 #
 # ## Start Spark
 #
@@ -16,7 +16,8 @@
 import os
 import sys
 
-from elephant import KerasEstimator  # first, and TensorFlow starts without lines of its own
+import elephant  # first, and TensorFlow starts without lines of its own
+from elephant import KerasEstimator
 
 # Spark's workers run the same Python as this one.
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -76,13 +77,13 @@ print(f"the best, trained on all rows: {chosen:.3f}")
 # %% [markdown]
 # ## Optuna
 #
-# An objective builds and fits a model, and returns a number. What Optuna suggests goes into the model, or into params
-# of the estimator.
+# `elephant.search` asks Optuna what to try. Here a function builds the model and names the learning rate; a
+# dictionary of values or distributions does where params alone change. Two trials run at the same time, and the
+# rows are read once.
 #
-# `Pruning` reports every epoch. It has no batch methods. Such a callback runs on the driver, and not as a copy on the
-# workers.
-# What it raises ends the fit on all workers and comes out of `fit` as it was raised. Optuna takes `TrialPruned` for a
-# trial that was given up. (`optuna_integration.KerasPruningCallback` does the same.)
+# The driver tells Optuna the metric of every epoch. The third trial has far too small a rate: after its second epoch it
+# is worse than the median of the others, and is given up. The three trials are given here, so that this page says the
+# same every time; Optuna draws those that are not given.
 
 # %%
 try:
@@ -91,48 +92,25 @@ except ImportError:
     optuna = None
 
 
-class Pruning(keras.callbacks.Callback):
-    def __init__(self, trial):
-        super().__init__()
-        self.trial = trial
-
-    def on_epoch_end(self, epoch, logs=None):
-        self.trial.report(logs["val_accuracy"], epoch)
-        if self.trial.should_prune():
-            raise optuna.TrialPruned
-
-
-def objective(trial):
+def space(trial):
     rate = trial.suggest_float("rate", 1e-5, 0.1, log=True)
-    fitted = KerasEstimator(
-        model=build(trial.suggest_categorical("units", [16, 64])),
-        numWorkers=2,
-        epochs=6,
-        validationFraction=0.2,
-        callbacks=[Pruning(trial)],
-        verbose=0,
-    ).fit(train, learningRate=rate)
-    return fitted.history["val_accuracy"][-1]
+    return {"model": build(trial.suggest_categorical("units", [16, 64])), "learningRate": rate}
 
 
-# %% [markdown]
-# The three trials are given here, so that this page says the same every time; Optuna draws those that are not given.
-# The third has far too small a rate: after its second epoch it is worse than the median of the others, and is given up.
-
-# %%
 if optuna:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     pruner = optuna.pruners.MedianPruner(n_startup_trials=2, n_warmup_steps=1)
     study = optuna.create_study(direction="maximize", pruner=pruner, sampler=optuna.samplers.TPESampler(seed=7))
     for rate, units in ((0.01, 64), (0.003, 64), (1e-5, 16)):
         study.enqueue_trial({"rate": rate, "units": units})
-    study.optimize(objective, n_trials=3)
+    trials = KerasEstimator(model=build(), numWorkers=1, epochs=6, validationFraction=0.2, verbose=0)
+    found = elephant.search(trials, train, space, metric="val_accuracy", trials=3, parallelism=2, study=study)
     for trial in study.trials:
         epochs = len(trial.intermediate_values)
         print(f"{trial.state.name:8} {epochs} epochs, {trial.params}, {max(trial.intermediate_values.values()):.3f}")
-# COMPLETE 6 epochs, {'rate': 0.01, 'units': 64}, 0.958
-# COMPLETE 6 epochs, {'rate': 0.003, 'units': 64}, 0.923
-# PRUNED   2 epochs, {'rate': 1e-05, 'units': 16}, 0.172
+    print(
+        f"the best: {found.best_params}, on rows it has not seen {evaluator.evaluate(found.best.transform(test)):.3f}"
+    )
 
 # %% [markdown]
 # ## What was promised
@@ -146,6 +124,7 @@ if optuna:
 # %% [markdown]
 # ## Where to go next
 #
+# - [Tuning](../tuning.md): what a trial may change, how trials share the cluster, and how a search goes on
 # - [Callbacks](../callbacks.md): which callback runs where, and what it may do
 # - [In Spark's pages](../run.md#in-sparks-pages): each job says which params it tries
 # - [Tracking with MLflow](mlflow_tracking.py)

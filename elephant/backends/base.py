@@ -344,24 +344,43 @@ class Backend(ABC):
         rows[tuple(np.asarray(indices).T)] = values
         return rows
 
-    def batches(self, read: Callable[[int], Arrays], count: int | None, form: BatchForm, *, in_runs: bool) -> Any:
+    def batches(
+        self,
+        read: Callable[[int], Arrays],
+        count: int | None,
+        form: BatchForm,
+        *,
+        in_runs: bool,
+        of_lengths: bool = False,
+    ) -> Any:
         """Returns batches in a form that Keras' ``fit`` takes; those that come next are read before they are asked for.
 
         Args:
             read: Returns the arrays of a batch, or of a run of batches in the shape (batches, rows, ...).
             count: How many there are to read; None for no end.
+            of_lengths: Whether batches of a run have different lengths: its arrays are then of shape (rows, ...), and
+                behind them comes one of the lengths, int64 of shape (batches,).
         """
         indices = itertools.count() if count is None else range(count)
-        return _each(read, indices, form, in_runs)
+        return _each(read, indices, form, in_runs, of_lengths)
 
-    def steps_function(self, model: keras.Model) -> Steps | None:  # noqa: B027 - nothing, in most
-        """Returns a function that takes several training steps by one call; None where there is nothing to gain."""
+    def steps_function(  # noqa: B027 - nothing, in most
+        self, model: keras.Model, begins: Callable[[], None] | None = None
+    ) -> Steps | None:
+        """Returns a function that takes several training steps by one call; None where there is nothing to gain.
 
-    def trace(self, model: keras.Model, steps: Steps | None, batches: Any) -> None:  # noqa: B027 - nothing, in most
+        Args:
+            begins: Called before each of them; None where nobody is to know.
+        """
+
+    def trace(  # noqa: B027 - nothing, in most
+        self, model: keras.Model, steps: Steps | None, batches: Any, rows: int | None = None
+    ) -> None:
         """Makes the model's training step for such batches; none is computed, and no variable changes.
 
         Args:
             steps: What `steps_function` returned.
+            rows: Of whole batches, where the step is to be made for these as well; None makes it for any.
         """
 
     def build_in_step(self, model: keras.Model, rows: RowSpec) -> None:  # noqa: B027 - Keras itself does it for one alone
@@ -407,11 +426,20 @@ def sums_of_gradients(totals: Sequence[Any] | None, gradients: Sequence[Any]) ->
     ]
 
 
-def _each(read: Callable[[int], Arrays], indices: Iterable[int], form: BatchForm, in_runs: bool) -> Iterator[Any]:
+def _each(
+    read: Callable[[int], Arrays], indices: Iterable[int], form: BatchForm, in_runs: bool, of_lengths: bool
+) -> Iterator[Any]:
     for run in _ahead(read, indices, 1 if in_runs else BATCHES_AHEAD):
-        for batch in map(form.assembled, zip(*run, strict=True) if in_runs else [run]):
+        cut = _of_lengths(run) if of_lengths else zip(*run, strict=True) if in_runs else [run]
+        for batch in map(form.assembled, cut):
             # What Keras takes from a generator is a tuple.
             yield batch if isinstance(batch, tuple) else (batch,)
+
+
+def _of_lengths(run: Arrays) -> Iterator[Arrays]:
+    *arrays, lengths = run
+    for last, length in zip(np.cumsum(lengths).tolist(), lengths.tolist(), strict=True):
+        yield tuple(array[last - length : last] for array in arrays)
 
 
 def _ahead(read: Callable[[int], Arrays], indices: Iterable[int], depth: int) -> Iterator[Arrays]:

@@ -322,23 +322,41 @@ class TensorFlowBackend(Backend):
 
         return tf.SparseTensor(indices, values, shape)
 
-    def batches(self, read: Callable[[int], Arrays], count: int | None, form: BatchForm, *, in_runs: bool) -> Any:
+    def batches(
+        self,
+        read: Callable[[int], Arrays],
+        count: int | None,
+        form: BatchForm,
+        *,
+        in_runs: bool,
+        of_lengths: bool = False,
+    ) -> Any:
         # One call into Python per run, on the thread of the data set's prefetch.
         import tensorflow as tf
 
-        signature = form.signature()
+        signature = [*form.signature(), *([("int64", (None,))] if of_lengths else [])]
 
         # Nothing here depends on what a tensor holds: rewriting it for graphs takes time, and can fail with a warning.
         @tf.autograph.experimental.do_not_convert
         def load(index: Any) -> tuple[Any, ...]:
             parts = tf.numpy_function(read, [index], [tf.as_dtype(dtype) for dtype, _ in signature], stateful=True)
             for part, (_, shape) in zip(parts, signature, strict=True):
-                part.set_shape((None, *shape) if in_runs else shape)
+                part.set_shape((None, *shape) if in_runs and not of_lengths else shape)
             return tuple(parts) if in_runs else form.assembled(parts)
 
         @tf.autograph.experimental.do_not_convert
         def cut(*parts: Any) -> Any:
-            return tf.data.Dataset.from_tensor_slices(form.assembled(parts))
+            if not of_lengths:
+                return tf.data.Dataset.from_tensor_slices(form.assembled(parts))
+            *arrays, lengths = parts
+            ends = tf.cumsum(lengths)
+
+            @tf.autograph.experimental.do_not_convert
+            def batch(place: Any) -> Any:
+                last = ends[place]
+                return form.assembled([array[last - lengths[place] : last] for array in arrays])
+
+            return tf.data.Dataset.range(tf.size(lengths, tf.int64)).map(batch)
 
         indices = tf.data.Dataset.counter() if count is None else tf.data.Dataset.range(count)
         batches = indices.map(load).prefetch(1 if in_runs else BATCHES_AHEAD)
@@ -350,7 +368,7 @@ class TensorFlowBackend(Backend):
         options.experimental_optimization.apply_default_optimizations = False
         return batches.with_options(options)
 
-    def steps_function(self, model: keras.Model) -> Steps | None:
+    def steps_function(self, model: keras.Model, begins: Callable[[], None] | None = None) -> Steps | None:
         import keras
         import tensorflow as tf
 
@@ -366,40 +384,36 @@ class TensorFlowBackend(Backend):
             def sized(part: Any) -> Any:
                 return tf.ensure_shape(part, (rows, *part.shape[1:])) if isinstance(part, tf.Tensor) else part
 
-            def one() -> Any:
-                return step(tf.nest.map_structure(sized, iterator.get_next()))
+            def one(after: Sequence[Any] = ()) -> Any:
+                # A graph does not keep calls on the host in the order of the program.
+                with tf.control_dependencies(list(after)):
+                    begun = [] if begins is None else [tf.numpy_function(begins, [], [], stateful=True)]
+                with tf.control_dependencies(begun):
+                    return step(tf.nest.map_structure(sized, iterator.get_next()))
 
             def another(taken: Any) -> Any:
                 one()
-                return taken + 1
+                return [taken + 1]
 
             # What a step returns may have any form, which a loop could not hand on.
-            tf.while_loop(lambda taken: taken < count, another, [tf.constant(1, tf.int64)], parallel_iterations=1)
-            return one()
+            first = [tf.constant(1, tf.int64)]
+            loop = tf.while_loop(lambda taken: taken < count, another, first, parallel_iterations=1)
+            return one(loop)
 
-        taken = tf.function(take, reduce_retracing=True)
-        knows_rows: dict[int, bool] = {}
+        return GraphSteps(tf.function(take, reduce_retracing=True), lambda: self._own_places)
 
-        def steps(iterator: Any, count: int, rows: int | None) -> Any:
-            if rows is not None and rows not in knows_rows:
-                before = self._own_places
-                taken.get_concrete_function(iterator, tf.TensorSpec((), tf.int64), rows)
-                # In a graph that knows the rows, places repeated for each of them are constants as others are.
-                knows_rows[rows] = self._own_places == before
-            return taken(iterator, tf.constant(count, tf.int64), rows if knows_rows.get(rows or 0) else None)
-
-        return steps
-
-    def trace(self, model: keras.Model, steps: Steps | None, batches: Any) -> None:
+    def trace(self, model: keras.Model, steps: Steps | None, batches: Any, rows: int | None = None) -> None:
         if model.run_eagerly or model.jit_compile or model.steps_per_execution > 1:
             return
-        import tensorflow as tf
-
-        if steps is None:
-            model.make_train_function()
-        step = compiled_part(steps or model.train_function)
+        if isinstance(steps, GraphSteps):
+            steps.trace(iter(batches), None)
+            if rows is not None:
+                steps.trace(iter(batches), rows)
+            return
+        model.make_train_function()
+        step = compiled_part(model.train_function)
         if step is not None:
-            step.get_concrete_function(iter(batches), *(() if steps is None else (tf.TensorSpec((), tf.int64), None)))
+            step.get_concrete_function(iter(batches))
 
     def build_in_step(self, model: keras.Model, rows: RowSpec) -> None:
         import tensorflow as tf
@@ -422,6 +436,41 @@ class TensorFlowBackend(Backend):
         # TensorFlow counts traces by the code of a function, and would warn where several models predict.
         compiled: Callable[..., Any] = tf.function(functools.partial(step), input_signature=signature, autograph=False)
         return compiled
+
+
+class GraphSteps:
+    """Steps of a model in one call of a graph: one graph for batches of any rows, and one for whole batches.
+
+    Args:
+        taken: Function of TensorFlow: the iterator of batches, the number of steps, and the rows of each or None.
+        places: Returns how many places of outputs were repeated for each row in graphs so far.
+
+    Attributes:
+        taken: As given.
+    """
+
+    def __init__(self, taken: Any, places: Callable[[], Any]) -> None:
+        self.taken = taken
+        self._places = places
+        self._knows_rows: dict[int, bool] = {}
+
+    def trace(self, iterator: Any, rows: int | None) -> None:
+        """Makes the graph for batches of so many rows, or of any."""
+        import tensorflow as tf
+
+        before = self._places()
+        self.taken.get_concrete_function(iterator, tf.TensorSpec((), tf.int64), rows)
+        if rows is not None:
+            # In a graph that knows the rows, places repeated for each of them are constants as others are.
+            self._knows_rows[rows] = self._places() == before
+
+    def __call__(self, iterator: Any, count: int, rows: int | None) -> Any:
+        import tensorflow as tf
+
+        if rows is not None and rows not in self._knows_rows:
+            self.trace(iterator, rows)
+        known = rows if self._knows_rows.get(rows or 0) else None
+        return self.taken(iterator, tf.constant(count, tf.int64), known)
 
 
 def _sums(totals: Sequence[Any] | None, gradients: Sequence[Any]) -> list[Any]:

@@ -547,8 +547,8 @@ class CheckpointSink(Protocol):
     @property
     def is_wanted(self) -> bool: ...
 
-    def keep(self, state: FitState) -> None:
-        """Takes a state; returns at once."""
+    def keep(self, state: FitState) -> bool:
+        """Takes a state; returns at once, with whether it is a checkpoint that users hear of."""
 
     def check(self) -> None:
         """Raises CheckpointError when one that was taken could not be kept."""
@@ -590,8 +590,8 @@ class CheckpointWriter:
         self._wishes.clear()
         return True
 
-    def keep(self, state: FitState) -> None:
-        """Has a state written; returns at once.
+    def keep(self, state: FitState) -> bool:
+        """Has a state written; returns at once, with whether it is.
 
         Raises:
             ConfigurationError: It lacks the metric to keep the best of.
@@ -605,6 +605,7 @@ class CheckpointWriter:
             else:
                 self._end_state, self._newest_state = state, None
             self._queue.submit(self._save_waiting)
+        return True
 
     def check(self) -> None:
         """Raises CheckpointError once when a state could not be written."""

@@ -1,14 +1,15 @@
-"""States of a fit in the memory of its driver, where it may be started again and has no folder for checkpoints."""
+"""States of a fit in its driver's memory: newer than checkpoints, or in their place where there is no folder."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Sequence
-from types import TracebackType
+import time
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from elephant.checkpoint.manager import Checkpoint, is_finite
+from elephant.checkpoint.manager import Checkpoint, CheckpointWriter, is_finite
 from elephant.checkpoint.state import FitState
 
 logger = logging.getLogger(__name__)
@@ -17,31 +18,81 @@ logger = logging.getLogger(__name__)
 class StatesInMemory:
     """Holds the newest state of a fit whose model is finite, and that of the last epoch's end where it is another one.
 
-    It is the store and what fills it, as `elephant.checkpoint.manager` has them apart. They end with the driver.
+    Where the fit has a folder, what is due goes there too. They end with the driver.
+
+    Args:
+        is_saved: Returns whether the state of an epoch's end is a checkpoint.
+        seconds: Between two checkpoints within epochs; None makes none.
 
     >>> states = StatesInMemory()
     >>> states.keep(FitState(epochs=2))
+    True
     >>> states.keep(FitState(epochs=2, step=7))
+    False
     >>> states.latest().state.step, states.latest(suits=lambda state: not state.step).state.epochs
     (7, 2)
     """
 
     url = "the driver's memory"
-    is_wanted = False
 
-    def __init__(self) -> None:
+    def __init__(
+        self, is_saved: Callable[[FitState], bool] = lambda state: True, *, seconds: float | None = None
+    ) -> None:
+        self._is_saved = is_saved
+        self._seconds = seconds
         self._states: list[FitState] = []
+        self._writer: CheckpointWriter | None = None
+        self._is_wished = False
+        self._written_state: FitState | None = None
+        self._written_at = time.monotonic()
 
-    def keep(self, state: FitState) -> None:
-        """Takes a state, in place of those that it makes useless."""
+    @contextlib.contextmanager
+    def writing(self, writer: CheckpointWriter) -> Iterator[StatesInMemory]:
+        """Has a folder get what is due, for the ``with`` block; where it fails, the newest state as well."""
+        self._writer = writer
+        try:
+            with writer:
+                try:
+                    yield self
+                except BaseException:
+                    if self._states and self._states[-1] is not self._written_state:
+                        writer.keep(self._states[-1])
+                    raise
+        finally:
+            self._writer = None
+
+    @property
+    def is_wanted(self) -> bool:
+        """True once after somebody has asked for a checkpoint."""
+        if self._writer is None or not self._writer.is_wanted:
+            return False
+        self._is_wished = True
+        return True
+
+    def keep(self, state: FitState) -> bool:
+        """Takes a state, in place of those that it makes useless; returns whether it is a checkpoint."""
         if all(map(is_finite, state.variables)):
             self._states = [one for one in self._states if state.step and not one.step] + [state]
+        is_due = self._is_due(state)
+        if is_due and self._writer is not None:
+            self._writer.keep(state)
+            self._written_state, self._written_at, self._is_wished = state, time.monotonic(), False
+        return is_due
+
+    def _is_due(self, state: FitState) -> bool:
+        if self._is_wished or (not state.step and self._is_saved(state)):
+            return True
+        return self._seconds is not None and time.monotonic() - self._written_at >= self._seconds
 
     def check(self) -> None:
-        """Does nothing: nothing is written."""
+        """Raises CheckpointError once when a state could not be written."""
+        if self._writer is not None:
+            self._writer.check()
 
     def finish(self, result: Sequence[np.ndarray], *, trained: bool = True) -> None:
-        """Does nothing: the fit has its result, and is not started again."""
+        """Marks the fit in the folder as ended, where there is one; raises CheckpointError where that fails."""
+        if self._writer is not None:
+            self._writer.finish(result, trained=trained)
 
     def latest(
         self,
@@ -52,11 +103,3 @@ class StatesInMemory:
     ) -> Checkpoint | None:
         """Returns the newest state that suits; None when there is none. The other arguments are for files."""
         return next((Checkpoint(state=state) for state in reversed(self._states) if suits(state)), None)
-
-    def __enter__(self) -> StatesInMemory:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Does nothing: the next attempt goes on from what is held."""

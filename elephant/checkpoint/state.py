@@ -106,10 +106,13 @@ def joined(before: Mapping[str, Sequence[Any]], after: Mapping[str, Sequence[Any
 def identity_of(config: FitConfig) -> dict[str, Any]:
     """Returns the options that a checkpoint keeps, as JSON values: the fixed ones, and those that make batches."""
     fixed = {name: getattr(config, name) for name in _FIXED}
+    # The batches of an elastic fit are those of its most workers, however many there are.
+    elastic = {} if config.elastic is None else {"elastic": config.elastic[1]}
     return {
         **fixed,
+        **elastic,
         "algorithm": config.asynchronous.algorithm,
-        "num_workers": config.num_ranks,
+        "num_workers": config.num_ranks if config.elastic is None else config.elastic[1],
         "batch_size": config.rank_batch_size,
         # Rows on a disk are drawn in another order than those in memory.
         "cache": config.cache,
@@ -133,7 +136,7 @@ def require_same_fit(kept: Mapping[str, Any], config: FitConfig, url: str) -> No
     # Those of versions that had no other way do not name it.
     kept = {"aggregation": "allreduce", **kept}
     for name, value in identity_of(config).items():
-        if name not in ("num_workers", "batch_size", "cache") and name in kept and kept[name] != value:
+        if name not in ("num_workers", "batch_size", "cache", "elastic") and name in kept and kept[name] != value:
             raise ConfigurationError(
                 f"{name}: expected {kept[name]!r}, with which the checkpoints in {url} were made. Received: {value!r}. "
                 "Leave it as it was, or give another checkpointPath to a fit that begins anew."
@@ -161,9 +164,10 @@ def changes_of(kept: Mapping[str, Any], config: FitConfig) -> list[str]:
     ['4 workers before, 2 now: batches of all workers, and who has which rows, are others from here on']
     """
     changes = []
-    if kept.get("num_workers", config.num_ranks) != config.num_ranks:
+    workers = identity_of(config)["num_workers"]
+    if kept.get("num_workers", workers) != workers:
         changes.append(
-            f"{kept['num_workers']} workers before, {config.num_ranks} now: batches of all workers, and who has "
+            f"{kept['num_workers']} workers before, {workers} now: batches of all workers, and who has "
             "which rows, are others from here on"
         )
         if config.validation_fraction:

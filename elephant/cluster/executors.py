@@ -30,7 +30,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _POLL_S = 0.5
+# Of the reason for which Spark has removed an executor.
+_DECOMMISSIONED = "decommission"
 _LOOK_S = 2.0
+_NEWS_S = 0.05
 _SPLITS = re.compile(r"Range \(.*splits=(?:Some\()?(\d+)")
 
 
@@ -106,6 +109,41 @@ def running_executors(session: SparkSession) -> list[Executor] | None:
     executors = [_executor(summary) for summary in summaries if summary.resourceProfileId() == 0]
     # The driver of a cluster is listed too, without cores.
     return sorted((one for one in executors if one.cores), key=lambda one: one.name)
+
+
+def is_decommissioned(session: SparkSession, executor: str) -> bool:
+    """Returns whether Spark was told to give an executor up, as before its machine is taken away; no where unknown.
+
+    Args:
+        executor: Spark's id of one that runs, or that is lost by now.
+    """
+    try:
+        context = jvm_context(session)
+        if context is None or local_cores(setting(session, "spark.master") or "") is not None:
+            return False
+        return _is_decommissioned(java_context(context).sc(), executor)
+    except Exception:
+        # Spark itself is gone, which is not what the caller has to say.
+        return False
+
+
+def _is_decommissioned(scala: Any, executor: str) -> bool:
+    scheduler, began = scala.taskScheduler(), time.monotonic()
+    while time.monotonic() - began < _LOOK_S:
+        if bool(scheduler.getExecutorDecommissionState(executor).isDefined()):
+            return True
+        is_alive = bool(scheduler.isExecutorAlive(executor))
+        listed = scala.statusStore().executorList(False)
+        reasons = [
+            str(one.removeReason())
+            for one in (listed.apply(index) for index in range(listed.size()))
+            if one.id() == executor and not one.isActive()
+        ]
+        if reasons or is_alive:
+            return any(_DECOMMISSIONED in reason for reason in reasons)
+        # The scheduler has forgotten it, and its pages have not heard of that yet.
+        time.sleep(_NEWS_S)
+    return False
 
 
 def has_no_executor(session: SparkSession) -> bool:

@@ -43,6 +43,7 @@ class SparkWords(Enum):
     TASK_LOST = r"ExecutorLostFailure|Python worker exited unexpectedly"
     # Spark ends Python workers of a cancelled job seconds later, when one of them may work for the next job.
     WORKER_ENDED = r"Python worker exited unexpectedly|java\.io\.IOException: Stream closed"
+    ASKED_TO_END = r"asked to end \(SIGTERM\)|the driver ended the run"  # a task of ranks
     APPLICATION_GONE = r"SparkContext was shut down|stopped SparkContext|FetchFailed|All masters are unresponsive"
     CANCELLED = r"Job \d+ cancelled[^\n]*|\[?OPERATION_CANCELED\]?[^\n]*"
     STOPPED = r'SparkContext\.dagScheduler\(\)" is null'  # in the middle of a call

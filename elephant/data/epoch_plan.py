@@ -57,6 +57,11 @@ class EpochPlan:
         """Number of ranks."""
         return len(self.training_rows)
 
+    @property
+    def varies(self) -> bool:
+        """True if a rank may bring another number of rows to each step; otherwise all its batches but one are alike."""
+        return False
+
     @functools.cached_property
     def pass_steps(self) -> int:
         """Steps in which every row is used once, the same on every rank."""
@@ -76,6 +81,8 @@ class EpochPlan:
 
     def next_change(self, number: int) -> int:
         """The first step after this one in which a rank may bring another number of rows than in this one.
+
+        Steps up to there are taken as one.
 
         >>> plan = EpochPlan(training_rows=(9, 5), validation_rows=(0, 0), batch_size=2)
         >>> [plan.next_change(number) for number in (0, 1, 2, 3, 4, 5)]

@@ -21,6 +21,7 @@ FEATURES = "features"
 LABEL = "label"
 WEIGHT = "weight"
 VALIDATION = "validation"
+PIECE = "piece"
 
 # What a row of a column holds.
 SCALAR = "scalar"  # one element
@@ -141,6 +142,7 @@ class DataSchema:
         w: How the weights are.
         inputs_as_labels: Whether the model is compared with its own inputs, as an autoencoder; ``y`` then
             holds positions of inputs.
+        piece: Tells the virtual shard of a row (`elephant.data.virtual_shards`), or None.
     """
 
     inputs: tuple[Field, ...]
@@ -151,11 +153,18 @@ class DataSchema:
     y: Nest = 0
     w: Nest = 0
     inputs_as_labels: bool = False
+    piece: Field | None = None
 
     def __iter__(self) -> Iterator[Field]:
         yield from self.batch_fields
-        if self.validation is not None:
-            yield self.validation
+        yield from (field for field in (self.validation, self.piece) if field is not None)
+
+    def in_pieces(self) -> DataSchema:
+        """Returns the schema with a column behind the user's that tells the virtual shard of a row."""
+        names, name = self.columns, PIECE
+        while name in names:
+            name += "_"
+        return replace(self, piece=Field(PIECE, (name,), "int32", SCALAR))
 
     @property
     def columns(self) -> list[str]:

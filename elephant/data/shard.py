@@ -171,6 +171,10 @@ class Shard:
     Args:
         folder: What `ShardWriter` has written, or None for a rank without rows.
         row_shapes: Natural shape of a row of each array column, by role, as all ranks agreed on them.
+        in_memory: Whether to read the rows into memory after all.
+
+    Attributes:
+        in_memory: Whether the rows were read into memory.
     """
 
     def __init__(
@@ -182,7 +186,7 @@ class Shard:
         in_memory: bool = False,
     ) -> None:
         self._folder = folder
-        self._in_memory = in_memory
+        self.in_memory = in_memory
         self._maps: dict[str, _Mapped] = {}
         self.schema = schema
         self.row_shapes = {role: tuple(shape) for role, shape in row_shapes.items()}
@@ -215,6 +219,12 @@ class Shard:
         if self.schema.validation is None or self.num_rows == 0:
             return np.empty(0, dtype=np.int64)
         return np.flatnonzero(np.asarray(self._columns[self.schema.validation.role]))
+
+    def pieces(self) -> np.ndarray:
+        """Returns the virtual shard of each row; none where no column tells it."""
+        if self.schema.piece is None:
+            return np.empty(0, np.int32)
+        return np.array(self._columns[self.schema.piece.role])
 
     def take(self, rows: np.ndarray) -> tuple[Values, ...]:
         """Returns copies of the rows at the given positions, in that order: one value per column of a batch."""
@@ -272,7 +282,7 @@ class Shard:
         if self._folder is None:
             raise ValueError(f"{name}: expected a shard with rows.")
         path = self._folder / name
-        if self._in_memory or path.stat().st_size == 0:
+        if self.in_memory or path.stat().st_size == 0:
             flat = np.fromfile(path, dtype)
         else:
             file = path.open("rb", buffering=0)

@@ -21,6 +21,7 @@ from elephant.checkpoint.manager import CheckpointSink
 from elephant.cluster.spark_job import SparkWords, cancellation, lost_driver
 from elephant.data.schema import RowSpec
 from elephant.driver.coordinator_policy import CoordinatorPolicy, ProgressDisplay, as_error, failure_of
+from elephant.driver.recovery.generations import Generations
 from elephant.errors import (
     ClusterError,
     DataError,
@@ -54,6 +55,7 @@ _END_GRACE_S = 10.0
 # Between two lines about connections that were refused.
 _REFUSALS_S = 60.0
 _MOST_HOSTS_SHOWN = 5
+_LOST_AGAIN = (SparkWords.EXECUTOR_LOST, SparkWords.TASK_LOST, SparkWords.WORKER_ENDED, SparkWords.ASKED_TO_END)
 # A tuple, because all events of a run are compared with it.
 _LOSSES = (RankFailure, RankGone)
 
@@ -107,9 +109,10 @@ class Coordinator:
     Args:
         progress: Shown what they report.
         checkpoint_writer: Writes checkpoints; None makes none.
+        generations: Has ranks begin again after a loss; None where a loss ends the run.
 
     Attributes:
-        record: The reports so far.
+        record: The reports so far, of the ranks that there are now.
         policy: As given.
     """
 
@@ -119,8 +122,10 @@ class Coordinator:
         progress: ProgressDisplay,
         policy: CoordinatorPolicy,
         checkpoint_writer: CheckpointSink | None = None,
+        generations: Generations | None = None,
     ) -> None:
         self.record = FitRecord(together=policy.together)
+        self._generations = generations
         self._events = events
         self._progress = progress
         self.policy = policy
@@ -137,7 +142,8 @@ class Coordinator:
     @property
     def statistics(self) -> dict[str, Any]:
         """Counts, by their names in `elephant.KerasModel.training_statistics`."""
-        return self.record.statistics or {"refused_connections": dict(self._events.turned_away)}
+        counts = self.record.statistics or {"refused_connections": dict(self._events.turned_away)}
+        return counts if self._generations is None else {**counts, "recoveries": self._generations.recoveries}
 
     @property
     def began(self) -> bool:
@@ -150,7 +156,7 @@ class Coordinator:
         Args:
             watch: Called meanwhile; raises where the job can never end.
         """
-        while job.running and not self._is_decided:
+        while job.running and (not self._is_decided or self._begins_again()):
             if watch is not None:
                 watch()
             self._take(_POLL_S)
@@ -163,6 +169,21 @@ class Coordinator:
             self._note_loss()
             while self._may_receive_more(job.error):
                 self._take(_POLL_S)
+
+    def _begins_again(self) -> bool:
+        """Has the ranks begin again after a loss, where they can; returns whether they do."""
+        if self._generations is None or self._complete_at is not None:
+            return False
+        error = self._error(None, goes_on=True)
+        if isinstance(error, TrainingError):
+            error.retryable = self._is_retryable(None)
+        if error is None or not self._generations.begin_after(error, self.record):
+            return False
+        files = self.record.files
+        self.record = FitRecord(together=self.policy.together)
+        self.record.files = files
+        self._state_coming, self._lost_at = None, None
+        return True
 
     def bring_files(self) -> None:
         """Puts what the user's code has written on ranks into the folder of this process, once ranks have been told
@@ -200,9 +221,13 @@ class Coordinator:
         """True if all has come, or the failure of the run and its cause are known, as far as anybody will say."""
         failed = self.policy.root_failure(self.record) is not None or self.record.silent is not None
         # If nobody has said for some time why a rank was lost, nobody will.
-        is_lost = self.policy.together and _is_past(self._lost_at, _CAUSE_GRACE_S)
+        is_lost = self.policy.together and (_is_past(self._lost_at, _CAUSE_GRACE_S) or self._has_lost_a_task)
         # A task that goes on when all that the fit is for came some time ago is frozen.
         return failed or is_lost or _is_past(self._complete_at, _END_GRACE_S)
+
+    @property
+    def _has_lost_a_task(self) -> bool:
+        return self._generations is not None and any(gone.with_task for gone in self.record.gone)
 
     def _may_receive_more(self, job_error: Exception) -> bool:
         """Returns whether a rank may still say why the job has failed: those that failed of it may speak sooner."""
@@ -216,6 +241,8 @@ class Coordinator:
 
     def _take(self, timeout_s: float) -> bool:
         self.policy.check()
+        if self._generations is not None:
+            self._generations.check()
         if self._checkpoint_writer is not None:
             self._checkpoint_writer.check()
             if self._checkpoint_writer.is_wanted:
@@ -224,8 +251,7 @@ class Coordinator:
         event = self._events.next_event(timeout_s)
         if event is None:
             return False
-        if (whole := self._whole(event)) is not None:
-            self._add(whole)
+        if (whole := self._whole(event)) is not None and self._add(whole):
             self._progress.show(whole)
         return True
 
@@ -256,21 +282,28 @@ class Coordinator:
         named = {**dict(zip(saved.names, arrays, strict=True)), **of_driver}
         return replace(saved, shapes=None, names=list(named), arrays=list(named.values()))
 
-    def _add(self, event: Event) -> None:
+    def _add(self, event: Event) -> bool:
+        """Takes an event; returns whether it is one to show."""
         if isinstance(event, Started) and event.note and event.note not in self.record.notes:
             warn_user(event.note)
         self.policy.add(event, self.record)
+        if self._generations is not None:
+            self._generations.add(event, self.record)
         if isinstance(event, Finished) and self.policy.is_complete(self.record):
             self._complete_at = time.monotonic()
+            if self._generations is not None:
+                self._generations.release()
         elif isinstance(event, StateSaved) and self._checkpoint_writer is not None:
-            self._checkpoint_writer.keep(event.state)
+            is_shown = self._checkpoint_writer.keep(event.state)
             self._is_state_wanted = False
             self.policy.confirm_state(event.epochs, event.step)
+            return is_shown
         elif isinstance(event, Started) and self._is_state_wanted:
             # It may have been asked for before rank 0 was there.
             self.policy.want_state()
         elif isinstance(event, _LOSSES):
             self._note_loss()
+        return True
 
     def _note_loss(self) -> None:
         if self._lost_at is None:
@@ -281,6 +314,7 @@ class Coordinator:
         error = self._error(job_error)
         if isinstance(error, TrainingError):
             error.retryable = self._is_retryable(job_error)
+            error.is_counted = self._generations is not None and self._generations.are_awaited
         if error is not None:
             raise error from job_error
 
@@ -289,14 +323,24 @@ class Coordinator:
         failure = self.policy.root_failure(self.record)
         if failure is not None and not failure.is_echo:
             return is_retryable(failure.kind)
-        if self.record.silent is not None:
+        if self.record.silent is not None or self._has_lost_a_task:
             return True
+        if self._generations is not None and self._generations.are_awaited:
+            # Spark has given a task up that was to come again. What it says of rows that cannot be computed stands.
+            return any(words.search(job_error) for words in _LOST_AGAIN) and cancellation(job_error) is None
         # There were slots enough when the run began: one has been lost since.
         is_loss = SparkWords.EXECUTOR_LOST.search(job_error) or SparkWords.TOO_FEW_SLOTS.search(job_error)
         return cancellation(job_error) is None and bool(self.record.started or is_loss)
 
-    def _error(self, job_error: Exception | None) -> ElephantError | None:
-        """Returns why the run failed, or None where it did not."""
+    def _error(self, job_error: Exception | None, *, goes_on: bool = False) -> ElephantError | None:
+        """Returns why the run failed, or None where it did not.
+
+        Args:
+            goes_on: Whether the job is still there, of ranks that were lost.
+        """
+        if self._generations is not None and self._complete_at is not None:
+            # Its tasks are still heard of, and it needs nothing more of them.
+            return None
         failure = self.policy.root_failure(self.record)
         if failure is not None:
             return as_error(failure)
@@ -306,7 +350,7 @@ class Coordinator:
             # All that the fit is for has come: what ends its tasks afterwards, or keeps them from it, takes nothing.
             return None
         known = _known_cause(job_error)
-        if known is not None or (job_error is None and not self._gave_up):
+        if known is not None or (job_error is None and not self._gave_up and not goes_on):
             return known
         if "elephant" in re.findall(SparkWords.NO_MODULE.value, str(job_error)):
             return ClusterError(

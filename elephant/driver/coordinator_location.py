@@ -21,11 +21,12 @@ from elephant.checkpoint.manager import CheckpointSink
 from elephant.cluster.addresses import driver_addresses
 from elephant.cluster.checks.executor_facts import ask_executors
 from elephant.cluster.session import is_remote, setting
+from elephant.cluster.spark_job import end_attempt
 from elephant.driver.coordinator import Coordinator
-from elephant.driver.coordinator_policy import DriverTurns
-from elephant.driver.launcher import RankJob, SparkBarrierLauncher
+from elephant.driver.launcher import RankJob, SparkBarrierLauncher, SparkRestartableLauncher
+from elephant.driver.recovery.generations import Recovering
 from elephant.driver.replay import attempt_beside_rank_0
-from elephant.driver.run_ranks import RunAttempt, attempt_here
+from elephant.driver.run_ranks import RestartsOfTasks, RunAttempt, Turns, attempt_here
 from elephant.errors import ConfigurationError, NetworkError, first_line
 from elephant.monitor.progress import Progress
 from elephant.net.addresses import Address, name_of
@@ -193,16 +194,17 @@ def is_reached(session: SparkSession) -> bool | None:
     return not hindrance
 
 
-def barrier_attempts(
+def attempts_at_ranks(
     session: SparkSession,
     spec: TaskSpec,
     progress: Progress,
     *,
     result: Callable[[Coordinator, RankJob], Result],
     checkpoint_writer: CheckpointSink | None = None,
-    turns: DriverTurns | None = None,
+    turns: Turns | None = None,
+    recovering: Recovering | None = None,
 ) -> Callable[[RowSource], AbstractContextManager[RunAttempt[Result]]]:
-    """Returns a function that opens an attempt at ranks of one barrier job, with the coordinator where it can be.
+    """Returns a function that opens an attempt at ranks of one job, with the coordinator where it can be.
 
     Args:
         session: The Spark session.
@@ -211,6 +213,8 @@ def barrier_attempts(
         result: What comes of ranks that have ended well.
         checkpoint_writer: Writes checkpoints; None makes none.
         turns: Runs callbacks on the driver, where the coordinator is there; None where there are none.
+        recovering: Has ranks begin again within the job, where the coordinator is on the driver; None ends the attempt
+            with a loss.
     """
     if coordinates_on_executors(session):
         beside, ranks_per_task = CoordinatorSpec(program="synchronous"), spec.plan.gpus_per_worker
@@ -222,12 +226,16 @@ def barrier_attempts(
             result=result,
             checkpoint_writer=checkpoint_writer,
         )
+    recovery = None
+    if recovering is not None:
+        recovery = RestartsOfTasks(recovering, spec, functools.partial(end_attempt, session))
     return functools.partial(
         attempt_here,
-        SparkBarrierLauncher,
+        SparkBarrierLauncher if recovery is None else SparkRestartableLauncher,
         spec.timeouts,
         progress,
         result=result,
         checkpoint_writer=checkpoint_writer,
         turns=turns,
+        recovery=recovery,
     )

@@ -144,9 +144,10 @@ class LoggedCheckpoints:
     def __init__(self, event_log: EventLog) -> None:
         self._event_log = event_log
 
-    def keep(self, state: FitState) -> None:
+    def keep(self, state: FitState) -> bool:
         """Takes a state."""
         self._event_log.show(StateSaved.of(state, rank=0))
+        return True
 
     is_wanted = False
 

@@ -273,6 +273,12 @@ class SynchronousEpochs:
             self._callbacks.end()
         return list(variables) if self._replayed else read_variables(model)
 
+    def begin_again(self, state: FitState | None) -> None:
+        """Has the callbacks go on from a state of before, when training begins once more; None is its begin."""
+        self.close()
+        self._callbacks, self._own = None, []
+        self._job = replace(self._job, state=state)
+
     def close(self) -> None:
         """Lets go of the callbacks, whether training has ended well or not."""
         if self._callbacks is not None:

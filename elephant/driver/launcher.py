@@ -1,7 +1,7 @@
 """Launchers: they start the ranks of a run, to which `elephant.driver.run_ranks` listens.
 
-Ranks that need each other run in a barrier stage, workers that go at their own pace in ordinary tasks, and ranks of a
-test as processes of this machine.
+Ranks that need each other run in a barrier stage, or, where executors come and go, in ordinary tasks that meet;
+workers that go at their own pace in ordinary tasks; and ranks of a test as processes of this machine.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from elephant.cluster.executors import ExecutorAbsence, profile_of
 from elephant.cluster.spark_job import SparkJob
 from elephant.config import Timeouts
 from elephant.driver.coordinator import RunningJob
-from elephant.task.rank_task import RankTask, run_partition, run_worker
+from elephant.task.rank_task import RankTask, run_partition, run_restartable_partition, run_worker
 from elephant.task.specs import RunContext, ServerAddresses, TaskSpec
 
 if TYPE_CHECKING:
@@ -109,6 +109,15 @@ class SparkBarrierLauncher(SparkLauncher):
 
     def task(self, spec: TaskSpec, run: RunContext) -> TaskFunction:
         return functools.partial(run_partition, spec, run)
+
+
+class SparkRestartableLauncher(SparkLauncher):
+    """Starts ranks that need each other, each of which Spark runs again alone when its task is lost."""
+
+    is_barrier = False
+
+    def task(self, spec: TaskSpec, run: RunContext) -> TaskFunction:
+        return functools.partial(run_restartable_partition, spec, run)
 
 
 class SparkTaskLauncher(SparkLauncher):
@@ -223,6 +232,10 @@ class LocalContext:
     def taskAttemptId(self) -> int:
         """Returns the rank: there is one attempt."""
         return self.rank
+
+    def attemptNumber(self) -> int:
+        """Returns zero: there is one attempt."""
+        return 0
 
     def cpus(self) -> int:
         """Returns the rank's share of the cores."""

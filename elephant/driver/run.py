@@ -212,7 +212,7 @@ def _run_on_spark(
     from elephant.cluster.checks.preflight import Requirements, preflight_checked
     from elephant.cluster.row_source import FrameRows
     from elephant.cluster.spark_job import counted, described
-    from elephant.driver.coordinator_location import barrier_attempts
+    from elephant.driver.coordinator_location import attempts_at_ranks
     from elephant.driver.run_ranks import RETRIES, results_of, run_ranks
     from elephant.monitor.progress import Progress
 
@@ -230,7 +230,7 @@ def _run_on_spark(
     with described(session, about), preflight_checked(session, requirements, progress.note) as plan:
         rows = FrameRows(session.range(0, plan.slots_needed, 1, plan.slots_needed))
         spec = function_spec(call, plan, timeouts, env, progress.shows_output)
-        attempt_on = barrier_attempts(
+        attempt_on = attempts_at_ranks(
             session, spec, progress, result=functools.partial(results_of, spec.plan.world_size)
         )
         results = run_ranks(rows, spec, progress, attempt_on, RETRIES)

@@ -21,6 +21,7 @@ from elephant.config import Timeouts
 from elephant.driver.coordinator import Coordinator, EventSource
 from elephant.driver.coordinator_policy import DriverTurns, SynchronousPolicy
 from elephant.driver.launcher import Launcher, RankJob
+from elephant.driver.recovery.generations import EarlierTurns, Generations, Recovering
 from elephant.monitor.channel import Channel
 from elephant.monitor.progress import Progress
 from elephant.task.specs import RunContext, TaskSpec
@@ -28,6 +29,31 @@ from elephant.task.task import results_by_rank
 
 Rows = TypeVar("Rows")
 Result = TypeVar("Result")
+
+
+class Turns(DriverTurns, EarlierTurns, Protocol):
+    """Callbacks on the driver, which may go back to a state of before."""
+
+
+@dataclass(frozen=True)
+class RestartsOfTasks:
+    """Way of a fit's ranks to begin again in the Spark job that they have."""
+
+    recovering: Recovering  # decides whether they do, and from where
+    spec: TaskSpec  # what the run asks for
+    end_attempt: Callable[[int], bool]  # ends an attempt at a task that is frozen; returns whether that is possible
+
+    def generations(self, channel: Channel, turns: EarlierTurns | None) -> Generations:
+        """Returns the generations of one attempt."""
+        plan = self.spec.plan
+        return Generations(
+            channel,
+            self.recovering,
+            turns,
+            ranks=[task * plan.gpus_per_worker for task in range(plan.slots_needed)],
+            slots_s=self.spec.timeouts.slots_s,
+            end_attempt=self.end_attempt,
+        )
 
 
 class EventChannel(EventSource, Protocol):
@@ -143,16 +169,19 @@ def _retry_after(error: Exception | None, left: Sequence[Retry], *, began: bool)
 
 
 @contextlib.contextmanager
-def open_channel(addresses: tuple[str, str], timeouts: Timeouts) -> Iterator[tuple[RunContext, Channel]]:
+def open_channel(
+    addresses: tuple[str, str], timeouts: Timeouts, *, begins_again: bool = False
+) -> Iterator[tuple[RunContext, Channel]]:
     """Opens the channel of a new attempt in this process, for the ``with`` block.
 
     Args:
         addresses: `Launcher.addresses`.
         timeouts: How long waits may last.
+        begins_again: Whether tasks stay connected, and form a new generation after a loss.
     """
     run_id, token = uuid.uuid4().hex, secrets.token_bytes(32)
     advertised, bind = addresses
-    with Channel(bind_host=bind, token=token, run_id=run_id, timeouts=timeouts) as channel:
+    with Channel(bind_host=bind, token=token, run_id=run_id, timeouts=timeouts, begins_again=begins_again) as channel:
         yield RunContext(run_id=run_id, token=token, driver=(advertised, channel.port)), channel
 
 
@@ -165,7 +194,8 @@ def attempt_here(
     *,
     result: Callable[[Coordinator, RankJob], Result],
     checkpoint_writer: CheckpointSink | None = None,
-    turns: DriverTurns | None = None,
+    turns: Turns | None = None,
+    recovery: RestartsOfTasks | None = None,
 ) -> Iterator[RunAttempt[Result]]:
     """Opens an attempt at ranks that need each other, with the coordinator in this process, for the ``with`` block.
 
@@ -177,13 +207,15 @@ def attempt_here(
         result: What comes of ranks that have ended well.
         checkpoint_writer: Writes checkpoints; None makes none.
         turns: Runs callbacks on the driver; None where there are none.
+        recovery: Has ranks begin again after a loss; None where a loss ends the attempt.
     """
     with (
         contextlib.closing(launcher_of(rows)) as launcher,
-        open_channel(launcher.addresses, timeouts) as (context, channel),
+        open_channel(launcher.addresses, timeouts, begins_again=recovery is not None) as (context, channel),
     ):
         policy = SynchronousPolicy(progress, turns, channel)
-        coordinator = Coordinator(channel, progress, policy, checkpoint_writer)
+        generations = None if recovery is None else recovery.generations(channel, turns)
+        coordinator = Coordinator(channel, progress, policy, checkpoint_writer, generations)
         yield RunAttempt(launcher, context, channel, coordinator, lambda job: result(coordinator, job))
 
 

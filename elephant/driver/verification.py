@@ -160,6 +160,7 @@ def config_to_verify(config: FitConfig) -> FitConfig:
     """Returns a fit's options with two workers, in an order of rows that one process can follow."""
     return config.changed(
         num_workers=2,
+        elastic=None,
         epochs=_EPOCHS,
         steps_per_epoch=None,
         shuffle=False,

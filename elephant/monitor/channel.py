@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
@@ -44,7 +46,9 @@ from elephant.monitor.events import (
     EpochEnded,
     EpochPart,
     Event,
+    FilesLeft,
     Finished,
+    Joined,
     PeerReady,
     Peers,
     Printed,
@@ -52,6 +56,8 @@ from elephant.monitor.events import (
     RankGone,
     RankSilent,
     Started,
+    StateArrays,
+    StateNeeded,
     StateSaved,
     StopRequested,
     TaskSilent,
@@ -60,19 +66,16 @@ from elephant.monitor.events import (
     from_message,
     to_message,
 )
+from elephant.monitor.meetings import MET, PING, SEND_S, Meetings
 from elephant.net.buffers import portable
 from elephant.net.deadline import Deadline
 from elephant.net.frames import Limits, Message, require
 from elephant.net.server import Server
-from elephant.net.stream import Listener, Stream, connect, send_to_all
+from elephant.net.stream import Listener, Stream, connect
 from elephant.net.work_queue import WorkQueue
 
-MET = "Met"
 # An answer may hold what a thousand tasks with eight GPUs each tell.
 ANSWER_LIMITS = Limits(max_manifest_bytes=64 * 2**20, max_payload_bytes=LIMITS.max_payload_bytes)
-# A task that waits reads at once, and one that is frozen never does.
-_SEND_S = 20.0
-
 _RESULT_TIMEOUT_S = 600.0
 _REFUSED_S = 5.0
 _HEARD = "Heard"
@@ -81,37 +84,28 @@ _DISMISSED = "Dismissed"
 _STATE_WANTED, _STATE_HERE = "StateWanted", "StateHere"
 
 
-class TaskAllgather:
-    """The driver's end: keeps what tasks say until all have come, and then tells it to all of them.
+class Channel:
+    """The driver's end: a server that puts what ranks say into one queue.
+
+    Args:
+        begins_again: Whether tasks of ranks stay connected, and form a new generation after a loss.
 
     Attributes:
-        is_over: Whether all have come. Those that hang up afterwards have heard it.
+        meetings: Those of the tasks.
     """
 
-    def __init__(self) -> None:
-        self._changing = threading.Lock()
-        self._arrived_streams: dict[int, tuple[Stream, str]] = {}
-        self.is_over = False
-
-    def add(self, arrived: Arrived, stream: Stream) -> None:
-        """Takes what a task says, and answers all of them when it was the last one."""
-        with self._changing:
-            self._arrived_streams[arrived.rank] = (stream, arrived.text)
-            if len(self._arrived_streams) < arrived.num_tasks:
-                return
-            self.is_over = True
-            all_streams = [waiting for waiting, _ in self._arrived_streams.values()]
-            told = [text for _, (_, text) in sorted(self._arrived_streams.items())]
-        send_to_all(all_streams, Message(kind=MET, fields={"texts": told}), _SEND_S)
-
-
-class Channel:
-    """The driver's end: a server that puts what ranks say into one queue."""
-
-    def __init__(self, *, bind_host: str | Listener, token: bytes, run_id: str, timeouts: Timeouts) -> None:
-        self._meeting = TaskAllgather()
-        # Events, and what this end itself has failed of.
-        self._events: queue.Queue[Event | ElephantError] = queue.Queue()
+    def __init__(
+        self,
+        *,
+        bind_host: str | Listener,
+        token: bytes,
+        run_id: str,
+        timeouts: Timeouts,
+        begins_again: bool = False,
+    ) -> None:
+        self.meetings = Meetings(are_repeated=begins_again)
+        # Events with the generation whose they are, where they are of one; and what this end itself has failed of.
+        self._events: queue.Queue[tuple[int | None, Event | ElephantError]] = queue.Queue()
         self._timeouts = timeouts
         self._streams: set[Stream] = set()
         self._streams_changed = threading.Condition()
@@ -138,16 +132,22 @@ class Channel:
             ClusterError: This process could not take what a rank has sent, for want of memory above all.
             ProtocolError: Who proved to belong to the fit did not say which rank it is, and sent no event.
         """
-        try:
-            event = self._events.get(timeout=timeout_s)
-        except queue.Empty:
-            return None
-        if isinstance(event, ElephantError):
-            raise event
-        return event
+        while True:
+            try:
+                generation, event = self._events.get(timeout=timeout_s)
+            except queue.Empty:
+                return None
+            if isinstance(event, ElephantError):
+                raise event
+            # What a generation tells that has been given up is of no use.
+            if generation in (None, self.meetings.generation):
+                return event
+
+    def _put(self, event: Event | ElephantError, generation: int | None = None) -> None:
+        self._events.put((generation, event))
 
     def _lack_room(self, error: NetworkError) -> None:
-        self._events.put(ClusterError(f"the driver can hear no more ranks. {error}"))
+        self._put(ClusterError(f"the driver can hear no more ranks. {error}"))
 
     def _serve(self, stream: Stream) -> None:
         with self._streams_changed:
@@ -162,7 +162,7 @@ class Channel:
                 "The ranks have not failed. Where memory is short, give the driver more."
             )
             failure.__cause__ = error
-            self._events.put(failure)
+            self._put(failure)
         finally:
             with self._streams_changed:
                 self._streams.discard(stream)
@@ -171,6 +171,7 @@ class Channel:
     def _receive(self, stream: Stream) -> None:
         rank: int | None = None
         task: TaskStarted | None = None
+        generation: int | None = None
 
         def is_overtaken() -> bool:
             # By a later attempt, which is not to be taken for lost.
@@ -186,41 +187,47 @@ class Channel:
                     # A rank that receives much says nothing meanwhile.
                     continue
                 if task is not None:
-                    self._events.put(TaskSilent(**vars(task), silent_s=self._timeouts.heartbeat_s))
+                    self._put_silence(task)
                 elif rank is not None and not is_overtaken():
-                    self._events.put(RankSilent(rank=rank, silent_s=self._timeouts.heartbeat_s))
+                    self._put(RankSilent(rank=rank, silent_s=self._timeouts.heartbeat_s), generation)
                 return
             except ProtocolError as error:
                 if rank is None:
-                    self._events.put(ProtocolError(f"{stream.peer}, of no rank: {error}"))
+                    self._put(ProtocolError(f"{stream.peer}, of no rank: {error}"))
                 else:
-                    self._events.put(RankFailure(rank=rank, host=stream.peer, kind=kind_of(error), message=str(error)))
+                    self._put(RankFailure(rank=rank, host=stream.peer, kind=kind_of(error), message=str(error)))
                 return
             except NetworkError:
                 # The rank has ended or died. Its Spark task knows which, and says so unless it died as well. Of a task
                 # Spark knows it; those that wait for it hear of it sooner.
-                speaks = task is None or (waits and not self._meeting.is_over)
+                speaks = task is None or (waits and not self.meetings.is_over)
                 if rank is not None and not finished and speaks and not is_overtaken():
-                    self._events.put(RankGone(rank=rank))
+                    self._put(RankGone(rank=rank), generation)
                 return
             if isinstance(event, Printed):
                 is_output = self._leave_alone(stream)
-                self._events.put(event)
+                self._put(event)
                 continue
             rank = event.rank
             if isinstance(event, TaskStarted):
+                if event.stays:
+                    self._attend(stream, event)
+                    return
                 self._leave_alone(stream)
                 task = event
                 continue
+            if isinstance(event, Joined):
+                generation = event.generation
+                continue
             if isinstance(event, CallbacksDue):
                 self._waiting_streams = stream
-            if isinstance(event, Started) and rank == 0:
+            if isinstance(event, (Started, StateNeeded)) and rank == 0:
                 self._first_stream = stream
             if isinstance(event, PeerReady):
                 self._worker_streams[rank] = stream
             if isinstance(event, Arrived):
                 waits = self._look_after(stream)
-                self._meeting.add(event, stream)
+                self.meetings.add(event, stream)
                 continue
             # A task that speaks for its rank says one thing and hangs up.
             failed = failed or isinstance(event, RankFailure)
@@ -231,7 +238,38 @@ class Channel:
             # A rank whose failure was reported here has not finished: another attempt may be on its way.
             is_end = isinstance(event, Finished) and (is_output or failed)
             if not isinstance(event, Alive) and not is_end:
-                self._events.put(event)
+                # What the user's code has left is the fit's, whichever ranks it was.
+                self._put(event, None if isinstance(event, FilesLeft) else generation)
+
+    def _put_silence(self, task: TaskStarted) -> None:
+        self._put(TaskSilent(**vars(task), silent_s=self._timeouts.heartbeat_s))
+
+    def _attend(self, stream: Stream, task: TaskStarted) -> None:
+        """Receives what a task that stays says of its ranks, which form anew after losses, until its end."""
+        generation: int | None = None
+        self.meetings.enter(task.rank, stream, is_retry=task.is_retry)
+        while True:
+            try:
+                waiting = Deadline(self._timeouts.heartbeat_s, "a heartbeat")
+                event = from_message(stream.receive(waiting, LIMITS, whole_within_s=_RESULT_TIMEOUT_S))
+            except DeadlineExceededError:
+                # Of a copy that waits nobody needs anything.
+                if self.meetings.holds(task.rank, stream):
+                    self.meetings.leave(task.rank, stream)
+                    self._put_silence(task)
+                return
+            except NetworkError:
+                lost = self.meetings.leave(task.rank, stream)
+                if lost is not None:
+                    self._put(RankGone(rank=task.rank, with_task=True), lost)
+                return
+            self.meetings.hear(task.rank, stream)
+            if isinstance(event, Joined):
+                generation = event.generation
+            elif isinstance(event, Arrived):
+                self.meetings.add(event, stream)
+            elif not isinstance(event, Alive):
+                self._put(event, generation)
 
     def _leave_alone(self, stream: Stream) -> bool:
         """Has nobody wait for the end of a stream, as of one that carries output: its rank's process ends by itself."""
@@ -262,7 +300,7 @@ class Channel:
         stream = self._worker_streams.get(peers.rank)
         if stream is not None:
             with contextlib.suppress(NetworkError):
-                stream.send(to_message(peers), Deadline(_SEND_S, "telling a worker its peers"))
+                stream.send(to_message(peers), Deadline(SEND_S, "telling a worker its peers"))
 
     def ask_for_state(self) -> None:
         """Asks rank 0 for a state of the fit soon; one that is lost is heard of by its stream."""
@@ -272,10 +310,23 @@ class Channel:
         """Tells rank 0 that the state of so many epochs and steps is here."""
         self._tell_first(_STATE_HERE, epochs=epochs, step=step)
 
+    def send_state(self, state: FitState) -> None:
+        """Sends rank 0 the state that all ranks go on from; one that is lost is heard of by its stream."""
+        stream = self._first_stream
+        if stream is None:
+            return
+        self._answered_streams = stream
+        try:
+            with contextlib.suppress(NetworkError):
+                for part in StateSaved.of(state, rank=0).in_parts():
+                    stream.send(to_message(part), Deadline(_RESULT_TIMEOUT_S, "sending a rank the fit's state"))
+        finally:
+            self._answered_streams = None
+
     def _tell_first(self, kind: str, **fields: int) -> None:
         if self._first_stream is not None:
             with contextlib.suppress(NetworkError):
-                self._first_stream.send(Message(kind=kind, fields=fields), Deadline(_SEND_S, "telling rank 0"))
+                self._first_stream.send(Message(kind=kind, fields=fields), Deadline(SEND_S, "telling rank 0"))
 
     def dismiss(self, timeout_s: float = 5.0) -> None:
         """Tells all ranks that the fit is over, and waits until their processes have let go.
@@ -304,10 +355,35 @@ class Channel:
         self.close()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Met:
+    """Word of the driver that the tasks of all ranks have come.
+
+    Args:
+        texts: What each of them told, by rank.
+        generation: The number of the meeting, from zero.
+        goes_on: Whether rank 0 is to ask for a state.
+    """
+
+    texts: list[str]
+    generation: int = 0
+    goes_on: bool = False
+
+
 class ChannelClient:
     """A rank's end, as the `elephant.rank.job.Reporter` of its training.
 
     Leaving its ``with`` block without an error waits until the driver has heard everything.
+
+    Args:
+        address: Host and port of the driver's channel.
+        token: The run's secret.
+        run_id: The run.
+        rank: Whose end it is.
+        timeouts: How long waits may last.
+        on_dismissed: Called where the run is over, or the driver gone, before this end has hung up.
+        generation: Of which it tells, where ranks form anew after losses.
+        on_message: More that the driver may say, by its word; called in the thread that listens.
 
     Attributes:
         on_peers: Called with what the driver tells a worker in gossip mode, in the thread that listens.
@@ -325,10 +401,23 @@ class ChannelClient:
         rank: int,
         timeouts: Timeouts,
         on_dismissed: Callable[[], None] | None = None,
+        generation: int | None = None,
+        on_message: Mapping[str, Callable[[Message], None]] | None = None,
     ) -> None:
         self._rank = rank
         self._timeouts = timeouts
         self._on_dismissed = on_dismissed
+        self._on_message = {
+            MET: self._take_met,
+            PING: lambda message: self._say_alive(),
+            _STATE_WANTED: self._take_wish,
+            _STATE_HERE: self._take_receipt,
+            CallbacksDone.__name__: self._take_event,
+            StateSaved.__name__: self._take_event,
+            StateArrays.__name__: self._take_event,
+            Peers.__name__: self._take_peers,
+            **(on_message or {}),
+        }
         self._stream = connect(
             address,
             token=token,
@@ -339,7 +428,8 @@ class ChannelClient:
         )
         # The driver gives up a rank that it does not hear for so long: then so does the rank, whose link may be cut.
         self._stream.lose_after(timeouts.heartbeat_s)
-        self._answers = False
+        # The word with which the driver has ended what it says; none where the connection broke.
+        self.last_word = ""
         # What this end waits for, which is one thing at a time; None when the connection has ended.
         self._received: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._ended = threading.Event()
@@ -350,6 +440,8 @@ class ChannelClient:
         self._told, self._here = (-1, -1), (-1, -1)
         self._hearing = threading.Condition()
         self._closing = False
+        if generation is not None:
+            self.send(Joined(rank=rank, generation=generation))
         self._heart = threading.Thread(target=self._beat, name=f"elephant-heartbeat-{rank}", daemon=True)
         self._heart.start()
 
@@ -357,18 +449,40 @@ class ChannelClient:
         """Sends one event; raises NetworkError when the driver is gone."""
         self._stream.send(to_message(event), Deadline(timeout_s, f"telling the driver {type(event).__name__}"))
 
-    def meet(self, text: str, *, num_tasks: int) -> list[str]:
-        """Waits until the tasks of all ranks have come here; returns what each of them told, by rank.
+    def meet(self, text: str, *, num_tasks: int) -> Met:
+        """Waits until the tasks of all ranks have come here; returns what each of them told.
 
         Raises:
             PeerLostError: The run has ended, or the driver.
         """
         self.send(Arrived(rank=self._rank, text=text, num_tasks=num_tasks))
         # It comes in any case: the thread that listens says so when the connection ends.
-        texts: list[str] | None = self._received.get()
-        if texts is None:
+        message = self._received.get()
+        if message is None:
             raise PeerLostError("expected all ranks to come. The driver has ended the run, or is gone.")
-        return texts
+        return Met(**message.fields)
+
+    def fetch_state(self) -> FitState:
+        """Asks for the state that all ranks go on from; returns it when all of it has come.
+
+        Raises:
+            PeerLostError: The run has ended, or the driver.
+        """
+        self.send(StateNeeded(rank=self._rank))
+        saved: StateSaved | None = None
+        parts: list[np.ndarray] = []
+        while True:
+            event = self._received.get()
+            if event is None:
+                raise PeerLostError("expected the state of the fit. The driver has ended the run, or is gone.")
+            if isinstance(event, StateSaved):
+                saved = event
+            else:
+                parts += event.arrays
+            if saved is not None and sum(map(len, parts)) >= sum(map(math.prod, saved.shapes or [])):
+                arrays = saved.joined(parts)
+                if arrays is not None:
+                    return replace(saved, shapes=None, arrays=arrays).state
 
     def await_callbacks(self, timeout_s: float) -> CallbacksDone | None:
         """Returns the answer of callbacks on the driver, after `CallbacksDue`; None where they take longer.
@@ -437,7 +551,7 @@ class ChannelClient:
                 self._hearing.notify_all()
             self._received.put(None)
             # However it ended: nobody else would hear that the run is over.
-            if not self._closing and not self._answers and self._on_dismissed is not None:
+            if not self._closing and self.last_word != _HEARD and self._on_dismissed is not None:
                 self._on_dismissed()
 
     def _listen(self) -> None:
@@ -445,30 +559,40 @@ class ChannelClient:
             try:
                 waiting = Deadline(self._timeouts.heartbeat_interval_s, "the driver")
                 message = self._stream.receive(waiting, ANSWER_LIMITS, whole_within_s=_RESULT_TIMEOUT_S)
-                if message.kind == CallbacksDone.__name__:
-                    self._received.put(from_message(message, recorded=True))
-                elif message.kind == MET:
-                    require(message.fields, {"texts": list[str]}, MET)
-                    self._received.put(list(message.fields["texts"]))
-                elif message.kind == _STATE_WANTED:
-                    self.state_wanted = True
-                elif message.kind == _STATE_HERE:
-                    require(message.fields, {"epochs": int, "step": int}, _STATE_HERE)
-                    with self._hearing:
-                        self._here = (message.fields["epochs"], message.fields["step"])
-                        self._hearing.notify_all()
-                elif message.kind == Peers.__name__:
-                    peers = from_message(message, recorded=True)
-                    if self.on_peers is not None and isinstance(peers, Peers):
-                        self.on_peers(peers)
-                else:
-                    self._answers = message.kind == _HEARD
+                take = self._on_message.get(str(message.kind))
+                if take is None:
+                    self.last_word = str(message.kind)
                     return
+                take(message)
             except DeadlineExceededError:
-                with contextlib.suppress(NetworkError):
-                    self.send(Alive(rank=self._rank))
+                self._say_alive()
             except NetworkError:
                 return
+
+    def _say_alive(self) -> None:
+        with contextlib.suppress(NetworkError):
+            self.send(Alive(rank=self._rank))
+
+    def _take_event(self, message: Message) -> None:
+        self._received.put(from_message(message, recorded=True))
+
+    def _take_met(self, message: Message) -> None:
+        require(message.fields, {"texts": list[str], "generation": int, "goes_on": bool}, MET)
+        self._received.put(message)
+
+    def _take_wish(self, message: Message) -> None:
+        self.state_wanted = True
+
+    def _take_receipt(self, message: Message) -> None:
+        require(message.fields, {"epochs": int, "step": int}, _STATE_HERE)
+        with self._hearing:
+            self._here = (message.fields["epochs"], message.fields["step"])
+            self._hearing.notify_all()
+
+    def _take_peers(self, message: Message) -> None:
+        peers = from_message(message, recorded=True)
+        if self.on_peers is not None and isinstance(peers, Peers):
+            self.on_peers(peers)
 
     def close(self) -> None:
         """Waits until the driver has heard everything that was told, and ends the connection.
@@ -482,7 +606,7 @@ class ChannelClient:
         self.hang_up()
         if not ended:
             raise DeadlineExceededError("expected the driver to confirm what it was told. Received: no answer.")
-        if not self._answers:
+        if self.last_word != _HEARD:
             raise PeerLostError("expected the driver to confirm what it was told. It ended the fit, or is gone.")
 
     def await_end(self, timeout_s: float) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import functools
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, ClassVar, get_type_hints
@@ -16,6 +17,7 @@ from typing import Any, ClassVar, get_type_hints
 import numpy as np
 
 from elephant.checkpoint.state import FitState
+from elephant.data.virtual_shards import ElasticPlan
 from elephant.errors import ProtocolError
 from elephant.net.buffers import portable
 from elephant.net.frames import HEADER_BYTES, Limits, Message, decode, decode_header, encode, require
@@ -73,6 +75,24 @@ class TaskStarted(Event):
     host: str
     executor: str
     attempt: int
+    # whether it stays connected, and starts its ranks' processes anew when others were lost
+    stays: bool = False
+    # whether it is another attempt in the same stage, of a task that was lost or that Spark takes for slow
+    is_retry: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joined(Event):
+    """Generation of ranks, which form anew after each loss, that is told of over this connection from here on."""
+
+    generation: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateNeeded(Event):
+    """The ranks have met again: rank 0 waits for the state that all go on from."""
+
+    logged: ClassVar[Logged] = Logged.NONE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,6 +312,62 @@ class TrainingFinished(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class WorkersChanged(Event):
+    """An elastic fit begins, or goes on, with so many workers: what was told of ranks before counts no more."""
+
+    from_rank: ClassVar[bool] = False
+    line: ClassVar[str] = "workers"
+    workers: int
+    rank: int = 0
+
+    def line_values(self) -> dict[str, Any]:
+        return {"workers": self.workers}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardsMoved(Event):
+    """Virtual shards of an elastic fit have moved to other ranks, after an epoch, counted from zero."""
+
+    line: ClassVar[str] = "shards_moved"
+    epoch: int
+    # each from a rank to a rank: how many, and how many times the seconds of a row the first one took
+    moves: list[list[Any]]
+    pieces: int  # virtual shards of all ranks
+    rows: list[int]  # training rows of each rank from now on
+    seconds: float  # that it took
+
+    @classmethod
+    def between(
+        cls, last_plan: ElasticPlan, next_plan: ElasticPlan, *, epoch: int, busy_s: np.ndarray, took_s: float
+    ) -> ShardsMoved:
+        """Returns the event of a move, by the seconds of each rank in the steps of the epoch before it."""
+        row_s = busy_s / np.maximum(last_plan.training_rows, 1)
+        sizes = zip(last_plan.piece_rows, last_plan.piece_validation, strict=True)
+        pairs = zip(last_plan.owners, next_plan.owners, map(sum, sizes), strict=True)
+        counts = Counter((source, target) for source, target, size in pairs if source != target and size)
+        moves = [
+            [source, target, count, round(float(row_s[source] / max(row_s[target], 1e-12)), 2)]
+            for (source, target), count in sorted(counts.items())
+        ]
+        pieces, rows = len(next_plan.owners), list(next_plan.training_rows)
+        return cls(rank=0, epoch=epoch, moves=moves, pieces=pieces, rows=rows, seconds=round(took_s, 3))
+
+    @property
+    def texts(self) -> list[str]:
+        """Lines for the user: one for each pair of ranks.
+
+        >>> moved = ShardsMoved(rank=0, epoch=4, moves=[[1, 0, 3, 2.0]], pieces=32, rows=[60, 40], seconds=0.5)
+        >>> moved.texts
+        ['epoch 5: 3 of 32 virtual shards move from rank 1 to rank 0: a row takes rank 1 2.0 times as long']
+        """
+        return [
+            f"epoch {self.epoch + 1}: {count} of {self.pieces} virtual shards move from rank {source} to rank "
+            f"{target}: a row takes rank {source} {factor:.1f} times as long"
+            for source, target, count, factor in self.moves
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunNote(Event):
     """A line about the run as a whole, of its coordinator."""
 
@@ -484,6 +560,7 @@ class RankGone(Event):
     """The rank's connection ended without a word: it failed, was ended or died. Made by the driver itself."""
 
     from_rank: ClassVar[bool] = False
+    with_task: bool = False  # whether its Spark task is gone as well, and nobody is left to say why
 
 
 def _subclasses(kind: type[Event]) -> Iterator[type[Event]]:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from elephant.monitor.events import EpochEnded, Event, Printed, RunNote, Started, StepEnded
+from elephant.monitor.events import EpochEnded, Event, Printed, RunNote, ShardsMoved, Started, StepEnded, WorkersChanged
 from elephant.monitor.listeners import Listeners
 from elephant.monitor.log_stream import TokenBucket
 from elephant.monitor.stragglers import Straggler, StragglerWatch
@@ -164,7 +164,7 @@ class Progress:
             self._watch_loss(event)
         if self._verbose:
             self._print(event)
-        for line in self.straggler_watch.add(event):
+        for line in event.texts if isinstance(event, ShardsMoved) else self.straggler_watch.add(event):
             self.note(line)
 
     def _print(self, event: Event) -> None:
@@ -178,6 +178,11 @@ class Progress:
             # A worker that takes the place of a lost one changes nothing of the plan.
             self._shows_plan = False
             self._show_plan()
+
+    def expect(self, num_workers: int) -> None:
+        """Takes the number of workers with which an elastic fit begins or goes on; their plan is shown again."""
+        self._num_workers, self._shows_plan = num_workers, True
+        self.show(WorkersChanged(workers=num_workers))
 
     def note(self, text: str) -> None:
         """Prints one line about the fit as a whole."""

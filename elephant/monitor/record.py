@@ -23,10 +23,12 @@ from elephant.monitor.events import (
     RankTrace,
     RunNote,
     ServerCounts,
+    ShardsMoved,
     Started,
     StepEnded,
     TaskSilent,
     TrainingFinished,
+    WorkersChanged,
 )
 
 _PLACE = ("rank", "host", "executor", "device", "devices", "threads")
@@ -93,6 +95,7 @@ class FitRecord:
         steps: The latest step of each rank in an epoch that has not ended.
         epochs: Epochs that have ended, with their seconds.
         ended_epochs: How many have, since a rank has started.
+        moves: Moves of virtual shards to other ranks, of all attempts.
         notes: Lines about the fit as a whole, and warnings of its ranks.
         losses: Ranks that were lost, each once until it starts again.
         failures: Failures of ranks.
@@ -113,6 +116,7 @@ class FitRecord:
         self.steps: dict[int, StepEnded] = {}
         self.epochs: list[EpochEnded] = []
         self.ended_epochs = 0
+        self.moves: list[ShardsMoved] = []
         self.notes: list[str] = []
         self.losses: list[Loss] = []
         self.failures: list[RankFailure] = []
@@ -184,8 +188,7 @@ class FitRecord:
     @_takes(Started)
     def _add_start(self, started: Started) -> None:
         if self.together and started.rank in self._of_attempt:
-            for of_ranks in (self._of_attempt, self._rank_epochs, self.steps, self._past_steps):
-                of_ranks.clear()
+            self._forget_ranks()
         self._of_attempt.add(started.rank)
         if self.together or started.rank not in self.started:
             # The others go on where a worker comes again that nobody waits for.
@@ -196,6 +199,17 @@ class FitRecord:
         self._lost.discard(started.rank)
         if started.note and started.note not in self.notes:
             self.notes.append(started.note)
+
+    def _forget_ranks(self) -> None:
+        """Begins another attempt, for which what the one before has told of ranks does not count."""
+        for of_ranks in (self._of_attempt, self._rank_epochs, self.steps, self._past_steps):
+            of_ranks.clear()
+
+    @_takes(WorkersChanged)
+    def _change_workers(self, changed: WorkersChanged) -> None:
+        self._forget_ranks()
+        self.started.clear()
+        self._lost.clear()
 
     @_takes(EpochEnded)
     def _add_epoch(self, ended: EpochEnded) -> EpochEnded:
@@ -220,6 +234,10 @@ class FitRecord:
         if trace.rank in self.attempts:
             self.attempts[trace.rank][-1].traces.append(heard)
         return heard
+
+    @_takes(ShardsMoved)
+    def _add_move(self, moved: ShardsMoved) -> None:
+        self.moves.append(moved)
 
     @_takes(RunNote)
     def _add_note(self, note: RunNote) -> None:

@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
 from pathlib import Path
@@ -101,10 +101,15 @@ def _beat(path: Path) -> None:
 
 
 class Parent:
-    """Reads what the Spark task sends, and ends this process when the task is gone."""
+    """Reads what the Spark task sends, and ends this process when the task is gone.
 
-    def __init__(self, work_folder: Path, pipe: BinaryIO) -> None:
-        self._work_folder = work_folder
+    Args:
+        folders: What this process has on the disk; behind the first one those that its task keeps for the next process.
+        pipe: From the task.
+    """
+
+    def __init__(self, folders: Sequence[Path], pipe: BinaryIO) -> None:
+        self._folders = folders
         self._pipe = pipe
         task, grace_s = os.environ.get(TASK_VARIABLE, "0 60").split()
         self._task, self._grace_s = int(task), float(grace_s)
@@ -169,8 +174,16 @@ class Parent:
 
     def abandon(self) -> None:
         """Ends this process at once, and leaves nothing behind."""
+        self._end(self._folders)
+
+    def leave(self) -> None:
+        """Ends this process at once; its task, which goes on, has the rows."""
+        self._end(self._folders[:1])
+
+    def _end(self, folders: Sequence[Path]) -> None:
         try:
-            shutil.rmtree(self._work_folder, ignore_errors=True)
+            for folder in folders:
+                shutil.rmtree(folder, ignore_errors=True)
             remove_generated_code()
         finally:
             # What cannot be removed must not keep the process, its memory and its GPU.
@@ -201,7 +214,7 @@ def run_rank(program: Program, parent: Parent) -> bytes:
     PROCESS.end("building the model")
     rank_info = parent.rank_info.result()
     PROCESS.end("waiting for rows and ranks")
-    return program.start(job, rank_info, parent.abandon)
+    return program.start(job, rank_info, parent.leave)
 
 
 def failure_of(error: BaseException) -> RankFailure:
@@ -247,13 +260,14 @@ def main(programs: Mapping[str, Program] = PROGRAMS) -> int:
     """Runs the process and returns its exit code."""
     notice_end_of_parent()
     faulthandler.enable()
-    program, work_folder = programs[sys.argv[1]], Path(sys.argv[2])
+    program, folders = programs[sys.argv[1]], [Path(folder) for folder in sys.argv[2:]]
+    work_folder = folders[0]
     keep_pulse(work_folder / PULSE_FILE)
     keep_steps(work_folder / STEP_FILE)
     with contextlib.suppress(FileNotFoundError):
         # Only now: what is imported by a relative path is, from where the task stands.
         os.chdir(work_folder / USER_FOLDER)
-    parent, code = Parent(work_folder, taken_input()), 0
+    parent, code = Parent(folders, taken_input()), 0
     try:
         result = run_rank(program, parent)
         (work_folder / RESULT_FILE).write_bytes(result)

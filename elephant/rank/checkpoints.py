@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import signal
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -26,6 +28,7 @@ import numpy as np
 from elephant.backends import current
 from elephant.backends.keras_private import optimized_variables
 from elephant.checkpoint.manager import Checkpoint
+from elephant.checkpoint.other_ranks import rows_of_all
 from elephant.checkpoint.state import FitState, identity_of, is_saved, joined, named, require_same_optimizers
 from elephant.collective.communicator import Communicator
 from elephant.data.schema import RowSpec
@@ -306,19 +309,23 @@ class CheckpointCallback(keras.callbacks.Callback):
             is_due = within.moments.is_due_at_end(**self._wishes(within))
         else:
             is_due = any_rank(self._communicator.rank == 0 and self._reporter.state_wanted, self._communicator)
-        if is_due or is_saved(done, self._job.config, stopped=stopped):
+        is_last = stopped or done >= self._job.config.epochs
+        # For the driver's memory alone, one of each short epoch would be too many.
+        by_epochs = within is None or not self._job.config.forms_generations or self._job.config.checkpoint_path
+        if is_due or ((by_epochs or is_last) and is_saved(done, self._job.config, stopped=stopped)):
             self._keep(done, 0, stopped=stopped)
         if within is not None and done < self._job.config.epochs and not stopped:
             self._leave(within)
 
     def _keep(self, epochs: int, step: int, *, stopped: bool) -> None:
         """Has the state after so many steps of an epoch kept; all ranks call it."""
+        began = time.monotonic()
         own = own_arrays(self.model, self._job, self._communicator, self._within, is_within=step > 0)
         if self._communicator.rank == 0:
             self._reporter.state_wanted = False
             self._reporter.keep(self._state(epochs, step, own, stopped))
         if self._within is not None:
-            self._within.moments.end_turn()
+            self._within.moments.end_turn(began)
 
     def _state(self, epochs: int, step: int, own: Arrays, stopped: bool) -> FitState:
         states, of_callbacks = states_of(self._job.callbacks)
@@ -327,7 +334,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         facts = {
             "fit": identity_of(self._job.config),
             "rows": self._rows.to_json(),
-            "num_workers": self._communicator.world_size // self._job.config.ranks_per_batch,
+            "num_workers": self._job.config.batches_of(self._communicator.world_size),
             "stopped": stopped,
             "variables": paths_in_order(self.model),
             "optimizer_names": optimizer_names(self.model),
@@ -432,12 +439,17 @@ def restore(model: keras.Model, job: TrainingJob, communicator: Communicator) ->
             variable.assign(numbers.astype(variable.dtype))
 
 
-def require_same_rows(job: TrainingJob, digest: np.ndarray, rank: int) -> None:
+def require_same_rows(job: TrainingJob, digest: np.ndarray, communicator: Communicator) -> None:
     """Raises RowsMovedError where a fit that is to go on within an epoch has other rows than it had on this rank.
 
-    Some rows would be trained on twice in the epoch, and others not at all.
+    Some rows would be trained on twice in the epoch, and others not at all. Those of an elastic fit may be on other
+    ranks now.
     """
     if job.state is None or not job.state.step:
+        return
+    rank = communicator.rank
+    if job.config.elastic is not None:
+        _require_same_rows_of_all(job.state, digest, communicator)
         return
     kept = job.state.arrays.get(f"rows/{rank}/0")
     if kept is None or not np.array_equal(kept, digest):
@@ -445,6 +457,18 @@ def require_same_rows(job: TrainingJob, digest: np.ndarray, rank: int) -> None:
             f"expected the rows that rank {rank} had in the first {job.state.step} steps of the epoch"
             + ("" if kept is None else f", which were {kept[0]:,}")
             + f". Received: others, which are {digest[0]:,}."
+        )
+
+
+def _require_same_rows_of_all(state: FitState, digest: np.ndarray, communicator: Communicator) -> None:
+    kept, found = rows_of_all(state), digest.copy()
+    if communicator.world_size > 1:
+        communicator.allreduce_(found)
+    if kept is None or not np.array_equal(kept, found):
+        raise RowsMovedError(
+            f"expected the rows that all ranks had in the first {state.step} steps of the epoch"
+            + ("" if kept is None else f", which were {kept[0]:,}")
+            + f". Received: others, which are {found[0]:,}."
         )
 
 
@@ -553,3 +577,37 @@ def _generators(model: keras.Model) -> dict[str, keras.Variable]:
     """Returns the states of the generators that a model draws from, by path, the shared one last."""
     shared = shared_generator()
     return generator_paths(model) | ({} if shared is None else {_SHARED: shared})
+
+
+class StateSource(Protocol):
+    """Source of the state; see `elephant.monitor.channel.ChannelClient`."""
+
+    def fetch_state(self) -> FitState:
+        """Asks the driver for it; returns it when all of it has come."""
+
+
+def received_state(state_source: StateSource, communicator: Communicator) -> FitState:
+    """Returns the state that all ranks go on from: rank 0 fetches it, and broadcasts it to the others; all call it.
+
+    Raises:
+        NetworkError: The driver or another rank is gone.
+    """
+    head, arrays = None, {}
+    if communicator.rank == 0:
+        state = state_source.fetch_state()
+        arrays = {name: portable(array) for name, array in state.arrays.items()}
+        forms = {name: (array.shape, array.dtype.str) for name, array in arrays.items()}
+        head = (state.epochs, state.step, dict(state.history), dict(state.facts), forms)
+    epochs, step, history, facts, forms = communicator.broadcast_object(head)
+    # All in one, because each broadcast waits for all ranks; each where numbers of eight bytes may begin.
+    words = [-(-math.prod(shape) * np.dtype(kind).itemsize // 8) for shape, kind in forms.values()]
+    flat = np.zeros(sum(words), np.int64)
+    parts = np.split(flat, np.cumsum(words)[:-1])
+    received = {
+        name: part.view(np.uint8)[: math.prod(shape) * np.dtype(kind).itemsize].view(kind).reshape(shape)
+        for (name, (shape, kind)), part in zip(forms.items(), parts, strict=True)
+    }
+    for name, array in arrays.items():
+        received[name][...] = array
+    communicator.broadcast_(flat)
+    return FitState(epochs=epochs, step=step, history=history, arrays=received, facts=facts)

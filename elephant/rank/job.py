@@ -287,7 +287,7 @@ def prepared_model(
         model.optimizer.learning_rate = config.learning_rate
     if config.scale_learning_rate:
         for optimizer in rated_optimizers(model):
-            factor = num_ranks // config.ranks_per_batch
+            factor = config.batches_of(num_ranks)
             optimizer.learning_rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate)) * factor
     for optimizer in rated_optimizers(model):
         current().fuse_update(optimizer)

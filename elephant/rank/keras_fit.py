@@ -1,9 +1,9 @@
-"""Keras' own ``fit``, begun at any step of any epoch, and taken one step at a time or several by one call."""
+"""Keras' own ``fit``, begun at any step of any epoch, left at ends of epochs, and taken by one step or several."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -18,6 +18,11 @@ _LONGEST_RUN = 64
 # Whole batches of a rank in a fit for which a graph is traced that knows their rows. That takes 0.3 to 0.9 s; a step
 # of it takes 3 to 12 % less time.
 _WORTH_TRACING = 2000
+_FINALIZE = "finalize_variable_values"
+
+
+class FitPaused(Exception):  # noqa: N818 - no error
+    """Leaves Keras' ``fit`` at an epoch's end, past all that it does when training has ended."""
 
 
 class FitCallbacks(keras.callbacks.CallbackList):
@@ -31,16 +36,29 @@ class FitCallbacks(keras.callbacks.CallbackList):
         epochs: Of the fit, up to which Keras' callbacks count.
         steps: Of an epoch.
         first: The step of the first epoch with which the fit begins.
+        pauses: Whether to leave `fit_from` at the epoch's end that all callbacks have heard of; they hear nothing of
+            that, nor of its begin when it is called again.
     """
 
     def __init__(
-        self, callbacks: Sequence[keras.callbacks.Callback], model: keras.Model, epochs: int, steps: int, first: int = 0
+        self,
+        callbacks: Sequence[keras.callbacks.Callback],
+        model: keras.Model,
+        epochs: int,
+        steps: int,
+        first: int = 0,
+        pauses: Callable[[], bool] = lambda: False,
     ) -> None:
         # Keras gives a list of its own what it calls params; `fit` gives this one none.
         super().__init__(list(callbacks), add_history=True, model=model, verbose=0, epochs=epochs, steps=steps)
         self._first = first
         self._last = steps - 1
-        self._cuts = False
+        self._cuts = self._goes_on = False
+        self._pauses = pauses
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        if not self._goes_on:
+            super().on_train_begin(logs)
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         super().on_train_batch_begin(batch + self._first, logs)
@@ -56,6 +74,11 @@ class FitCallbacks(keras.callbacks.CallbackList):
             self._cuts = self._model.stop_training = False
         self._first = 0
         super().on_epoch_end(epoch, logs)
+        if self._pauses():
+            self._goes_on = True
+            # On JAX, Keras ends the optimizer's work whatever ends its fit: averages would take the place of weights.
+            setattr(self._model.optimizer, _FINALIZE, lambda variables: None)
+            raise FitPaused(epoch)
 
 
 class StepRuns(FitCallbacks):
@@ -68,7 +91,8 @@ class StepRuns(FitCallbacks):
         callbacks: The callbacks.
         epochs: Of the fit, up to which Keras' callbacks count.
         steps: Takes steps; see `elephant.backends.base.Backend.steps_function`.
-        weight: Weight of the rank, the same in all steps of a run.
+        weight: Weight of the rank; the same in all steps of a run, unless the plan varies.
+        pauses: As of `FitCallbacks`.
     """
 
     def __init__(
@@ -78,14 +102,16 @@ class StepRuns(FitCallbacks):
         epochs: int,
         steps: Steps,
         weight: RankWeight,
+        pauses: Callable[[], bool] = lambda: False,
     ) -> None:
         # To Keras, each epoch is one execution: none has steps that it leaves out.
-        super().__init__(callbacks, model, epochs, weight.plan.steps)
+        super().__init__(callbacks, model, epochs, weight.plan.steps, pauses=pauses)
         self._steps = steps
         self._weight = weight
         self._length = 1
         whole = weight.plan.training_rows[weight.rank] // weight.plan.batch_size * epochs
-        self._knows_rows = whole * weight.plan.steps >= _WORTH_TRACING * weight.plan.pass_steps
+        is_worth_it = whole * weight.plan.steps >= _WORTH_TRACING * weight.plan.pass_steps
+        self._knows_rows = is_worth_it and not weight.plan.varies
         # For Keras' loop, which reads it when it begins.
         model.steps_per_execution = weight.plan.steps
         model.make_train_function = self._make_train_function
@@ -93,13 +119,21 @@ class StepRuns(FitCallbacks):
     def _make_train_function(self, force: bool = False) -> None:
         if force:
             # What is traced may have changed, as where a callback freezes a layer.
-            self._steps = current().steps_function(self._model) or self._steps
+            begins = self._weight.begin_next if self._weight.plan.varies else None
+            self._steps = current().steps_function(self._model, begins) or self._steps
         self._model.train_function = self._take_epoch
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         # Validations are no part of it.
         self._model.steps_per_execution = 1
         super().on_train_begin(logs)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        try:
+            super().on_epoch_end(epoch, logs)
+        except FitPaused:
+            self._model.steps_per_execution = self._weight.plan.steps
+            raise
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Does nothing: it is the epoch that begins."""
@@ -115,6 +149,7 @@ class StepRuns(FitCallbacks):
             if self._weight.pause > first:
                 count = min(count, self._weight.pause - first)
             super().on_train_batch_begin(first)
+            self._weight.begin_run(first)
             began = time.monotonic()
             logs = self._steps(iterator, count, self._known_rows(number))
             # A clock may stand still for a short call.
@@ -131,8 +166,8 @@ class StepRuns(FitCallbacks):
         return plan.batch_size if self._knows_rows and is_whole else None
 
 
-def fit_from(model: keras.Model, batches: Any, callbacks: FitCallbacks, epoch: int, *, epochs: int, steps: int) -> None:
-    """Trains a model by its own ``fit`` from any step on, in every mode: at the begin, and after a loss.
+def fit_from(model: keras.Model, batches: Any, callbacks: FitCallbacks, epoch: int, *, epochs: int, steps: int) -> bool:
+    """Trains a model by its own ``fit`` from any step on, in every mode: at the begin, after a loss, and after a pause.
 
     Args:
         batches: From the first one on that is to be trained on.
@@ -140,13 +175,21 @@ def fit_from(model: keras.Model, batches: Any, callbacks: FitCallbacks, epoch: i
         epoch: The epoch to begin with, from zero.
         epochs: Of the whole fit.
         steps: Of an epoch.
+
+    Returns:
+        Whether training has ended; where it has not, the callbacks have asked for a pause.
     """
-    model.fit(
-        batches,
-        initial_epoch=epoch,
-        epochs=epochs,
-        steps_per_epoch=steps,
-        callbacks=callbacks,
-        shuffle=False,  # the feed has done it
-        verbose=0,
-    )
+    try:
+        model.fit(
+            batches,
+            initial_epoch=epoch,
+            epochs=epochs,
+            steps_per_epoch=steps,
+            callbacks=callbacks,
+            shuffle=False,  # the feed has done it
+            verbose=0,
+        )
+    except FitPaused:
+        delattr(model.optimizer, _FINALIZE)
+        return False
+    return True

@@ -22,6 +22,8 @@ USER_FOLDER = "files"
 ABANDONED_EXIT_CODE = 113
 # Set in the environment of a process that was forked.
 FORKED = "ELEPHANT_FORKED"
+# Set for a process that waits for a loss, and has the time to prepare all that it can.
+SPARE = "ELEPHANT_SPARE"
 # This process' own inherited descriptors, by what the Spark task calls them. Only a forked process has others.
 DESCRIPTORS: dict[int, int] = {}
 _LENGTH = struct.Struct("!Q")

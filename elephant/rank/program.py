@@ -18,7 +18,7 @@ import pickle  # noqa: S403  (the job comes from the parent process, through an 
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,7 +109,8 @@ class SynchronousProgram(Program):
                     rank_info.addresses,
                     listener,
                     token=bytes.fromhex(rank_info.token),
-                    run_id=rank_info.run_id,
+                    # One that comes late, of the ranks before, is to find nobody.
+                    run_id=f"{rank_info.run_id} {rank_info.generation or 0}",
                     timeout_s=timeouts.connect_s,
                     operation_timeout_s=timeouts.collective_s,
                 )
@@ -158,15 +159,19 @@ class SynchronousFitProgram(SynchronousProgram):
         communicator: Communicator,
         channel: ChannelClient,
     ) -> bytes:
+        from elephant.rank.checkpoints import received_state
         from elephant.rank.divided import train_divided
-        from elephant.rank.job import epoch_plan
+        from elephant.rank.input.piece_reader import plan_of_ranks
         from elephant.rank.synchronous import train_rank
 
         fit, traced_step = job
         # The framework has computed nothing until now, where that would be too early.
         current().join_devices(communicator, fit.config, rank_info.addresses[rank_info.rank][0])
+        if rank_info.generation:
+            # What the job has is from where the first ones have begun.
+            fit = replace(fit, state=received_state(channel, communicator) if rank_info.goes_on else None)
         shard = _opened_shard(rank_info, fit)
-        plan = epoch_plan(fit, rank_info.num_rows, rank_info.num_marked)
+        plan = plan_of_ranks(fit, rank_info, shard, communicator)
         channel.send(_started(rank_info, plan, first_step=plan.number(*fit.first) + 1))
         if fit.config.pipeline_stages is not None:
             from elephant.rank.staged import train_staged
@@ -352,6 +357,7 @@ def _reporter(rank_info: RankInfo, on_dismissed: Callable[[], None]) -> Iterator
         rank=rank_info.rank,
         timeouts=rank_info.timeouts,
         on_dismissed=dismissed,
+        generation=rank_info.generation,
     ) as channel:
         try:
             yield channel
@@ -368,7 +374,8 @@ def _opened_shard(rank_info: RankInfo, job: TrainingJob) -> Shard:
 
     folder = None if rank_info.shard is None else Path(rank_info.shard)
     shard = Shard(folder, job.schema, rank_info.row_shapes, in_memory=job.config.cache == "memory")
-    shard.unlink()
+    if rank_info.generation is None:
+        shard.unlink()
     return shard
 
 

@@ -37,6 +37,8 @@ class RankInfo:
         attempt: Spark's number of the task's attempt: the greater one is the later one.
         servers: Host and port of every parameter server, in the order of their parts of the weights.
         layout: `Layout.to_json` of the model's weights.
+        generation: Of ranks, from zero, where these form anew after losses, and the task keeps the rows; else None.
+        goes_on: Whether the generation goes on from a state that the driver has.
         phases: What its Spark task has done so far; see `elephant.monitor.trace.Phases`.
     """
 
@@ -59,6 +61,8 @@ class RankInfo:
     attempt: int = 0
     servers: list[tuple[str, int]] = field(default_factory=list)
     layout: list[Any] = field(default_factory=list)
+    generation: int | None = None
+    goes_on: bool = False
     phases: list[Any] = field(default_factory=list)
 
     @property

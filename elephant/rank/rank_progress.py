@@ -92,7 +92,7 @@ class RankWeight:
         self.plan = plan
         self.rank = rank
         self.first = first
-        self.epoch = self.step = self.pause = 0
+        self.epoch = self.step = self.pause = self._next = 0
         self.in_step = False
         self.cell = np.zeros(1)
 
@@ -100,6 +100,15 @@ class RankWeight:
         """Notes that a step of the epoch begins."""
         self.step, self.in_step = step, True
         self.cell[0] = self()
+
+    def begin_run(self, step: int) -> None:
+        """Notes that several steps are taken by one call from here on, each of which `begin_next` is told of."""
+        self._next = step
+
+    def begin_next(self) -> None:
+        """Notes that the next step of a run begins, in which this rank may have another part."""
+        self.begin(self._next)
+        self._next += 1
 
     def __call__(self) -> float:
         """Returns the part, from zero to one."""

@@ -10,6 +10,7 @@ does on larger batches; the longer they are apart, the more the average differs 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -21,12 +22,14 @@ import numpy as np
 from elephant.backends import current
 from elephant.backends.gradient_averager import GradientAverager, StopSignal, give_back
 from elephant.backends.gradient_kinds import GradientInfo
+from elephant.checkpoint.other_ranks import for_ranks
 from elephant.collective import api
 from elephant.collective.communicator import Communicator
 from elephant.collective.fusion import WORTH_SPLITTING, FusedBuffer, measure_link
 from elephant.compression import reduction_for
 from elephant.data.epoch_plan import EpochPlan
 from elephant.data.shard import Shard
+from elephant.data.virtual_shards import ElasticPlan
 from elephant.modeling.sync_batch_norm import synchronize, synchronized_layers
 from elephant.modeling.variables import (
     BFLOAT16,
@@ -52,6 +55,7 @@ from elephant.rank.callbacks.rank_callbacks import (
     share_variables,
 )
 from elephant.rank.callbacks.remote_files import RemoteFiles
+from elephant.rank.callbacks.row_moves import RowMoves
 from elephant.rank.callbacks.shared_state import OutsideVariables, outside_here, read
 from elephant.rank.checkpoints import CheckpointCallback, StateWithin, require_same_rows, require_same_sums, restore
 from elephant.rank.input.feed import BatchFeed
@@ -185,10 +189,12 @@ def train_rank(
     set_up_process(overlaps=overlaps)
     outside = outside_here(job.outside, job.callbacks, job.model, job.preprocessing.given)
     job = replace(job, outside=outside)
+    if job.config.elastic is not None and job.state is not None:
+        job = replace(job, state=for_ranks(job.state, replicas.world_size))
     shard, changes = prepared_rows(job, shard, replicas, replicas.rank)
     feed = BatchFeed(shard, plan, job.config, replicas.rank, changes, job.class_weight)
     model = _prepared_model(job, feed, plan, replicas, traced_step)
-    require_same_rows(job, feed.digest, replicas.rank)
+    require_same_rows(job, feed.digest, replicas)
     batches = feed.training_batches(*job.first)
     build_metrics(model, batches)
     if job.state is not None and job.state.step:
@@ -211,13 +217,26 @@ def train_rank(
             job, feed, plan, world, replicas, weight, stop, reporter, trial=trial, averager=averager, notice=notice
         )
         # What was traced ahead is taken, unless loops that did not fit were left since.
-        steps = (traced_step and traced_step.steps) or steps_in_runs(model, job)
+        begins = weight.begin_next if plan.varies else None
+        steps = (traced_step and traced_step.steps) or steps_in_runs(model, job, begins)
+        moves = next((callback for callback in callbacks if isinstance(callback, RowMoves)), None)
+
+        def pauses() -> bool:
+            return moves is not None and moves.is_due
+
         told = (
-            FitCallbacks(callbacks, model, job.config.epochs, plan.steps, first=job.first[1])
+            FitCallbacks(callbacks, model, job.config.epochs, plan.steps, first=job.first[1], pauses=pauses)
             if steps is None
-            else StepRuns(callbacks, model, job.config.epochs, steps, weight)
+            else StepRuns(callbacks, model, job.config.epochs, steps, weight, pauses)
         )
-        fit_from(model, batches, told, job.first_epoch, epochs=job.config.epochs, steps=plan.steps)
+        fit = functools.partial(fit_from, model, callbacks=told, epochs=job.config.epochs, steps=plan.steps)
+        has_ended = fit(batches, epoch=job.first_epoch)
+        while not has_ended and moves is not None:
+            # What reads ahead ends with the last reference.
+            del batches
+            moves.move()
+            batches = feed.training_batches(weight.epoch + 1)
+            has_ended = fit(batches, epoch=weight.epoch + 1)
     if world.rank == 0:
         reporter.result([*read_variables(model), *map(read, job.outside)], feed.rows)
 
@@ -372,12 +391,13 @@ def callbacks_of_fit(
     rank, config, order = world.rank, job.config, CallbackOrder
     local = not config.averages_gradients and replicas.world_size > 1
     own = callbacks_of_rank(job.callbacks, rank)
-    broadcast_rate(own, plan.world_size // config.ranks_per_batch)
+    broadcast_rate(own, config.batches_of(plan.world_size))
     exchange = world if exchange is None else exchange
     times = StepTimes(reporter, rank, plan.world_size, feed, exchange) if job.traced else None
     evaluated = own if times is None else [*own, times]
     # Ranks that train alone do not meet after each step.
     asks, told = not local and may_stop_in_batches(job.callbacks), reporter if job.driver_reads is None else None
+    progress = StepProgress(reporter, rank, feed, exchange)
     callbacks: dict[CallbackOrder, list[keras.callbacks.Callback]] = {
         order.STEPS: [StepCounter(weight)],
         order.EPOCH: [
@@ -386,10 +406,12 @@ def callbacks_of_fit(
             else epoch_end(evaluated)
         ],
         order.OF_USER: own,
-        order.PROGRESS: [StepProgress(reporter, plan, rank, feed, exchange)],
+        order.PROGRESS: [progress],
         order.STOP: [CollectiveStop(world, stop, told, weight, asks=asks)],
     }
-    if epoch_end is None and weight.plan.own_steps(weight.rank) < weight.plan.pass_steps:
+    moves_rows = isinstance(weight.plan, ElasticPlan) and replicas.world_size > 1
+    # Rows that move may leave steps without any.
+    if epoch_end is None and (moves_rows or weight.plan.own_steps(weight.rank) < weight.plan.pass_steps):
         callbacks[order.IDLE] = [IdleSteps(weight, keep_optimizers=local, synchronized=config.sync_batch_norm)]
     if local:
         every = config.frequency if isinstance(config.frequency, int) else None
@@ -412,6 +434,9 @@ def callbacks_of_fit(
             within = _state_within(job, feed, replicas, weight, callbacks, averager, notice)
         keeping = CheckpointCallback(job, world, reporter, own=own, rows=feed.rows, within=within)
         callbacks[order.CHECKPOINT] = [keeping]
+    if moves_rows and isinstance(weight.plan, ElasticPlan):
+        moves = RowMoves(replicas, weight, weight.plan, feed, progress, reporter, epochs=config.epochs)
+        callbacks[order.MOVES] = [moves]
     if trial is not None:
         callbacks[order.LOSSES] = [LossWatch(trial, allowed=config.allow_batch_coupled_loss)]
     return in_order(callbacks, times)
@@ -435,5 +460,7 @@ def _state_within(
         every = config.frequency if isinstance(config.frequency, int) else weight.plan.steps
     idle = next((one for one in callbacks.get(CallbackOrder.IDLE, ()) if isinstance(one, IdleSteps)), None)
     compressing = averaging or averager if config.compression is not None and communicator.crosses_hosts else None
-    moments = CheckpointMoments(config.checkpoint_seconds, communicator, weight, every=every)
+    moments = CheckpointMoments(
+        config.checkpoint_seconds, communicator, weight, every=every, in_memory=config.forms_generations
+    )
     return StateWithin(moments=moments, idle=idle, notice=notice, compressing=compressing, rows=feed.digest)

@@ -8,6 +8,8 @@ Where a fit's step depends on more, nothing is done ahead.
 from __future__ import annotations
 
 import logging
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import keras
@@ -29,6 +31,7 @@ from elephant.rank.callbacks.callback_rules import STEP_EVENTS, listens
 from elephant.rank.input.tensors import Tensors
 from elephant.rank.job import TrainingJob, prepared_model
 from elephant.rank.metrics.batch_means import count_shares
+from elephant.rank.process_pipe import SPARE
 from elephant.rank.trials.coupling import RankLosses
 
 logger = logging.getLogger(__name__)
@@ -43,7 +46,7 @@ def leave_loops(model: keras.Model, plan: EpochPlan, frequency: str | int) -> No
     # Several steps at a time need steps that all weigh the same, and that divide the epoch (Keras would
     # draw the missing ones from the next epoch's rows) and the time between two averages of weights.
     length = model.steps_per_execution
-    fits = len(set(plan.training_rows)) == 1 and plan.steps % length == 0
+    fits = len(set(plan.training_rows)) == 1 and plan.steps % length == 0 and not plan.varies
     if isinstance(frequency, int):
         fits = fits and frequency % length == 0
     if length > 1 and not fits:
@@ -62,17 +65,20 @@ def leave_loops_of_server(model: keras.Model, config: FitConfig) -> None:
         model.steps_per_execution = 1
 
 
-def steps_in_runs(model: keras.Model, job: TrainingJob) -> Steps | None:
+def steps_in_runs(model: keras.Model, job: TrainingJob, begins: Callable[[], None] | None = None) -> Steps | None:
     """Returns a function that takes several steps of a model; None where each is to be taken by itself.
 
     The ranks decide alike, so that they meet in the same steps where one wants to stop.
+
+    Args:
+        begins: Called before each step of a run; None where all of them weigh the same.
     """
     config = job.config
     alone = config.num_ranks == 1 or config.averages_gradients
     looked_at = any(listens(callback, *STEP_EVENTS) for callback in job.callbacks)
     if not config.is_synchronous or not alone or job.traced or looked_at:
         return None
-    return current().steps_function(model)
+    return current().steps_function(model, begins)
 
 
 def average_gradients(model: keras.Model, averager: GradientAverager) -> None:
@@ -126,7 +132,9 @@ def traced_step(job: TrainingJob) -> TracedStep | None:
             average_gradients(model, averager)
             losses = RankLosses(model, averager)
         steps = steps_in_runs(model, job)
-        _trace(model, steps, Tensors(shard, job.class_weight))
+        # One that waits for a loss takes that for whole batches as well, which is traced when a fit is long.
+        whole = job.config.rank_batch_size if SPARE in os.environ else None
+        _trace(model, steps, Tensors(shard, job.class_weight), whole)
     except Exception as error:
         logger.info("the step was not traced ahead: %s: %s", type(error).__name__, error)
         return None
@@ -136,7 +144,12 @@ def traced_step(job: TrainingJob) -> TracedStep | None:
 def _is_known(job: TrainingJob) -> bool:
     """Returns whether job and columns alone decide the step."""
     config, spec = job.config, job.model
-    if not current().traces_ahead or job.state is not None or config.pipeline_stages is not None:
+    if not current().traces_ahead or config.pipeline_stages is not None:
+        return False
+    if job.state is not None and not config.is_synchronous:
+        return False
+    if config.elastic is not None:
+        # Its steps tell that they begin to what is there when the ranks have met.
         return False
     if job.preprocessing.preprocess is not None or job.preprocessing.augment is not None:
         return False
@@ -154,7 +167,7 @@ def _shapes_are_known(schema: DataSchema) -> bool:
     return all(field.is_fixed and (field.kind == SCALAR or field.width is not None) for field in schema.batch_fields)
 
 
-def _trace(model: keras.Model, steps: Steps | None, tensors: Tensors) -> None:
+def _trace(model: keras.Model, steps: Steps | None, tensors: Tensors, rows: int | None) -> None:
     """Traces the training step for batches as the fit will have them. None is computed, and no variable changes."""
 
     def read(_: int) -> Arrays:
@@ -162,4 +175,4 @@ def _trace(model: keras.Model, steps: Steps | None, tensors: Tensors) -> None:
 
     batches = current().batches(read, 0, tensors, in_runs=False)
     build_metrics(model, batches)
-    current().trace(model, steps, batches)
+    current().trace(model, steps, batches, rows)

@@ -7,7 +7,7 @@ import functools
 import os
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias, cast, overload
 
@@ -21,7 +21,7 @@ from elephant.cluster.spark_job import described
 from elephant.cluster.spark_private import reset_uid, unowned_parent
 from elephant.config import FitConfig, Timeouts
 from elephant.driver.verification import Verification, config_to_verify, verified
-from elephant.errors import ConfigurationError, DataError, brief_errors
+from elephant.errors import ClusterError, ConfigurationError, DataError, brief_errors
 from elephant.kinds import BALANCED
 from elephant.modeling.model_spec import built_model
 from elephant.monitor.listeners import EventFile, FitListener, Listeners, mlflow_listeners
@@ -31,8 +31,9 @@ from elephant.monitor.summary import FitSummary
 from elephant.monitor.trace import TraceFile
 from elephant.options import OPTIONS, refuse_unknown
 from elephant.rank.job import TrainingJob
+from elephant.spark.class_weights import class_weights
 from elephant.spark.file_formats import Files
-from elephant.spark.fit import class_weights, description_of, remove_checkpoints, train
+from elephant.spark.fit import description_of, remove_checkpoints, train
 from elephant.spark.hadoop_files import write_file
 from elephant.spark.model import KerasModel, model_to_train
 from elephant.spark.params import (
@@ -40,7 +41,6 @@ from elephant.spark.params import (
     backup_of,
     batch_functions,
     chosen_values,
-    column_selection,
     fit_config,
     noting_keywords,
     optional,
@@ -48,6 +48,7 @@ from elephant.spark.params import (
     require_own,
     set_given,
 )
+from elephant.spark.prepared import FitsOfGrid, PreparedFrame, rows_of_dataset
 from elephant.spark.saving.persistence import CODE, SavedParts, SavedStage
 from elephant.spark.saving.streaming import TrainingStream, start_stream
 from elephant.spark.training_data import (
@@ -55,9 +56,8 @@ from elephant.spark.training_data import (
     active_session,
     dataset_of,
     is_frame,
-    rows_of_files,
-    rows_of_frame,
 )
+from elephant.storage.filesystem import NO_ROOM
 from elephant.task.rendezvous import installed_versions
 from elephant.training.pipeline import require_stages
 
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 _PARAMS = {option.param for option in OPTIONS}
 _KNOWN = sorted([*_PARAMS, "model", "customObjects"])
 _TRACE = "spark.elephant.trace"
-Dataset: TypeAlias = "DataFrame | pd.DataFrame | str | os.PathLike[str] | Files"
+Dataset: TypeAlias = "DataFrame | PreparedFrame | pd.DataFrame | str | os.PathLike[str] | Files"
 ParamMap: TypeAlias = "dict[Param[Any], Any]"
 
 
@@ -115,7 +115,10 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         aggregation: Where synchronous workers' gradients are averaged: ``"allreduce"`` among the workers, or
             ``"server"`` at parameter servers. There workers are ordinary Spark tasks: one that is lost is started again
             while the others wait, and dynamic allocation works. See docs/parallelism.md.
-        numWorkers: Workers. In synchronous mode each needs a task slot at the same time.
+        numWorkers: Workers. In synchronous mode each needs a task slot at the same time. A pair such as ``(2, 8)``
+            makes the fit elastic: it begins with as many workers as there are slots, from 2 on and up to 8, goes on
+            with fewer after a loss, and grows again at the end of an epoch. A step trains on ``8 * batchSize`` rows
+            whoever is there. See ``docs/clusters.md``.
         epochs: Passes over the training rows.
         batchSize: Rows per worker and step.
         shuffle: Whether each worker draws its rows in a new order every epoch.
@@ -177,7 +180,8 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
             epochs alone.
         keepBest: A metric, such as ``"val_loss"``: the checkpoint of the best epoch by it is kept beside the last two.
         resume: Whether to go on from the last checkpoint in checkpointPath, where there is one.
-        maxRestarts: How often a fit that lost a worker is started again, from its last checkpoint.
+        maxRestarts: How often a fit goes on after it has lost a worker, from its last state. With a pair of
+            numWorkers, 0 means: as long as it comes further between two losses.
         timeouts: How long waits may last: `elephant.config.Timeouts`, or seconds by its names.
         verbose: 0 silent, 1 or ``"auto"`` plan, a live line of progress and a table of epochs, 2 without the live
             line, which files do not get in any case.
@@ -232,7 +236,7 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         validationFraction: float = 0.0,
         mode: str = "synchronous",
         aggregation: str = "allreduce",
-        numWorkers: int = 1,
+        numWorkers: int | tuple[int, int] = 1,
         epochs: int = 1,
         batchSize: int = 32,
         shuffle: bool = True,
@@ -332,9 +336,11 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         """Trains the model on all rows, and returns it fitted; the estimator stays as it is.
 
         Args:
-            dataset: A Spark DataFrame; a pandas DataFrame, whose rows go to the executors first; the path of Parquet,
-                Delta or TFRecord files, which the executors read themselves; or `elephant.Files`.
-            params: Params that hold for this fit, by param as Spark ML has them; or a list of these, one for each fit.
+            dataset: A Spark DataFrame; one that is `elephant.prepared`; a pandas DataFrame, whose rows go to the
+                executors first; the path of Parquet, Delta or TFRecord files, which the executors read themselves; or
+                `elephant.Files`.
+            params: Params that hold for this fit, by param as Spark ML has them; or a list of these, one for each fit:
+                they share the rows, which are read once.
             options: The same by name, such as ``epochs=3``; None takes a param's value away.
 
         Raises:
@@ -367,13 +373,28 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         with described(session, text):
             return fit(rows, params)
 
-    def _fit(self, dataset: DataFrame | Files) -> KerasModel:
+    def fitMultiple(self, dataset: Dataset, paramMaps: Sequence[ParamMap]) -> Iterator[tuple[int, KerasModel]]:
+        """Trains once with each of several param maps, on rows that are read once; as `pyspark.ml.Estimator` has it.
+
+        Args:
+            dataset: What `fit` takes.
+            paramMaps: Params of each fit.
+
+        Returns:
+            The place of each param map and the fitted model, as they are asked for; threads may share it.
+        """
+        rows = dataset_of(dataset)
+        if len(paramMaps) < 2 or not is_frame(rows) or isinstance(rows, PreparedFrame):
+            return super().fitMultiple(cast(Any, rows), cast(Any, paramMaps))
+        return FitsOfGrid(self.copy(), PreparedFrame(cast("DataFrame", rows)), paramMaps)
+
+    def _fit(self, dataset: DataFrame | PreparedFrame | Files) -> KerasModel:
         began = time.monotonic()
         config, given = fit_config(self), self.getOrDefault("callbacks")
         backup = backup_of(given)
         if config.pipeline_stages is not None:
             require_stages(built_model(self.getModel().source), config.pipeline_stages)
-        rows = self._rows(dataset, config)
+        rows = rows_of_dataset(self, self.getModel().source.info, dataset, config)
         job = replace(
             self._job(rows, config),
             callbacks=tuple(one for one in given if one is not backup),
@@ -396,7 +417,13 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
                 waits_for_all=config.waits_for_all,
                 listeners=listeners,
             )
-            result = train(rows.source, job, progress)
+            try:
+                result = train(rows.source, job, progress)
+            except ClusterError as error:
+                if NO_ROOM not in str(error) or not (isinstance(dataset, PreparedFrame) and dataset.on_disk.release()):
+                    raise
+                progress.note("disks are full: the rows kept for several fits are released, and the fit starts again")
+                result = train(rows.source, job, progress)
             if backup is not None and backup.delete_checkpoint:
                 remove_checkpoints(rows.source.session, config)
             summary = FitSummary.of_record(
@@ -411,16 +438,6 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
             reset_uid(fitted, self.uid)
             listeners.fitted = self._copyValues(fitted)
             return listeners.fitted
-
-    def _rows(self, dataset: DataFrame | Files, config: FitConfig) -> TrainingData:
-        info, selection = self.getModel().source.info, column_selection(self)
-        preprocessed = optional(self, self.preprocessing) is not None
-        if optional(self, self.augmentation) is not None:
-            # It may give the classes of the rows other numbers.
-            info = replace(info, outputs=tuple(replace(output, num_classes=None) for output in info.outputs))
-        if isinstance(dataset, Files):
-            return rows_of_files(dataset, info, selection, config, preprocessed=preprocessed)
-        return rows_of_frame(dataset, info, selection, preprocessed=preprocessed)
 
     def _job(self, rows: TrainingData, config: FitConfig) -> TrainingJob:
         """Returns the job of a fit on some rows, without callbacks."""
@@ -478,8 +495,10 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         if isinstance(rows, bool) or not isinstance(rows, int) or rows < 2:
             raise ConfigurationError(f"rows: expected a whole number, 2 or more. Received: {rows!r}.")
         found, config, estimator = dataset_of(dataset), config_to_verify(given), self.copy()
+        found = found.frame if isinstance(found, PreparedFrame) else found
         estimator.clear(estimator.validationIndicatorCol)
-        data = estimator._rows(found if isinstance(found, Files) else found.limit(rows), config)
+        dataset = found if isinstance(found, Files) else found.limit(rows)
+        data = rows_of_dataset(estimator, self.getModel().source.info, dataset, config)
         job = estimator._job(data, config)
         with described(data.source.session, "verify"):
             taken = data.take(rows)

@@ -182,12 +182,19 @@ class KerasModel(Model, ModelParams, SavedStage):
         servers; ``training_s``, seconds from the first worker's start to the last epoch's end;
         ``wait_s_per_step``, seconds that a worker waited for servers; ``staleness``, how many updates had been
         applied between a worker's pull and its push (text) by how often; ``server_restarts``, ``worker_retries``.
-        With ``maxRestarts``, ``restarts`` says how often the fit was started again.
+        With ``maxRestarts``, ``restarts`` says how often the fit went on after a loss, and ``recoveries``, of
+        synchronous fits, the rank and the cost of each: ``at`` and ``resumed_at`` in seconds since 1970,
+        ``steps_again``, and seconds of phases: ``told_s``, ``processes_s``, ``state_s``, ``model_s``, ``step_s``.
 
         ``slow_ranks`` is there where ranks of a synchronous fit have held up the others in at least half of its epochs:
         a dictionary of each, with ``rank``, ``host``, ``executor``, ``rows``, ``epochs`` (from zero), ``factor`` (its
         seconds, as a multiple of those of others) and ``reason``: ``"rows"``, ``"steps"``, ``"input"`` or
         ``"epoch_end"``.
+
+        Of an elastic fit, ``workers`` are the numbers of workers that it went on with. If rows have moved to faster
+        ones, ``moves`` is a list of dictionaries: ``epoch`` (from zero) after which they did, ``moves`` (from which
+        rank, to which, how many virtual shards, how many times the seconds of a row), ``rows`` of each rank from then
+        on, and the ``seconds`` that it took.
         """
         return copy.deepcopy(self._training_statistics)
 

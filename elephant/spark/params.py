@@ -214,6 +214,7 @@ def plain_params(stage: Params) -> dict[str, Any]:
     """Returns the values of a stage's params by name, of those that JSON can hold."""
     plain = str | int | float | list | dict
     values = {param.name: optional(stage, param) for param in stage.params}
+    values = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
     plain_values = {name: value for name, value in values.items() if isinstance(value, plain)}
     return {name: value for name, value in plain_values.items() if not name.lower().endswith("callbacks")}
 

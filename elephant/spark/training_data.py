@@ -15,6 +15,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from elephant.cluster.prepared_rows import PreparedRows, RowsOnDisk
 from elephant.cluster.row_source import SINCE_4, FileRows, FrameRows, RowSource
 from elephant.cluster.session import require_running
 from elephant.config import FitConfig
@@ -168,7 +169,14 @@ class TrainingData:
         return pa.RecordBatch.from_arrays(columns, schema=batches[0].schema).slice(0, count)
 
 
-def rows_of_frame(frame: DataFrame, info: ModelInfo, selection: ColumnSelection, *, preprocessed: bool) -> TrainingData:
+def rows_of_frame(
+    frame: DataFrame,
+    info: ModelInfo,
+    selection: ColumnSelection,
+    *,
+    preprocessed: bool,
+    on_disk: RowsOnDisk | None = None,
+) -> TrainingData:
     """Returns the rows of a DataFrame, which are cast where they are used.
 
     Vectors stay sparse where the first row of their column is, and become arrays else: that
@@ -179,11 +187,13 @@ def rows_of_frame(frame: DataFrame, info: ModelInfo, selection: ColumnSelection,
         info: What the model takes.
         selection: Which columns to use.
         preprocessed: Whether a function of the user's gets the columns as they are.
+        on_disk: What executors keep of the frame's rows; None has them read for this fit alone.
     """
     require_running(frame.sparkSession)
 
     def rows_of(schema: DataSchema) -> FrameRows | FileRows:
-        return FrameRows(frame.select(*selected_columns(frame.schema, schema)), schema)
+        selected = frame.select(*selected_columns(frame.schema, schema))
+        return FrameRows(selected, schema) if on_disk is None else PreparedRows(selected, schema, on_disk=on_disk)
 
     return _training_data(frame.schema, info, selection, rows_of, preprocessed)
 

@@ -24,6 +24,8 @@ from elephant.errors import ClusterError, ConfigurationError, DataError
 
 # Set for the process of a rank: its own folder, which its Spark task removes, however the process ends.
 WORK_FOLDER = "ELEPHANT_WORK_FOLDER"
+# Words of the error of a full disk.
+NO_ROOM = "expected room on the local disk"
 # No room, a quota that is used up, a file that may not grow.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -67,7 +69,7 @@ def disk_full(folder: Path, *, written: int, wanted: int) -> ClusterError:
     """Returns the error of rows for which a disk has no room."""
     free = shutil.disk_usage(folder.parent).free
     return ClusterError(
-        f"{folder.parent}: expected room on the local disk for this worker's rows. Received: a full disk after "
+        f"{folder.parent}: {NO_ROOM} for this worker's rows. Received: a full disk after "
         f"{_megabytes(written)} of rows; the next {_megabytes(wanted)} did not fit ({_megabytes(free)} are free "
         "without them). Let spark.local.dir (or SPARK_LOCAL_DIRS) name a larger disk, free some room there, or use "
         "more workers on more hosts."

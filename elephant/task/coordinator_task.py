@@ -115,6 +115,9 @@ class RankZeroLink(TaskLink):
     def hang_up(self) -> None:
         """Does nothing: the driver hears of this task from Spark alone."""
 
+    def leave(self) -> None:
+        """Does nothing: the loss of a task ends the run."""
+
     def close(self) -> None:
         if self._handle is not None:
             self._handle.close()

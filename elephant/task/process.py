@@ -304,6 +304,8 @@ class RankProcess:
         lines: Where the lines go that it prints; None sends them to the executor's log alone.
         keeps_files: Whether it stands in a folder of its own, for what the user's code writes; else where this one is.
         holds: What it has in memory, for the error where it is killed for that.
+        rows_folder: Where its task keeps the rows, and files of the user's code, for the process after this one, which
+            the process removes with its own folder where the task is gone; None where they are in that.
     """
 
     def __init__(
@@ -320,6 +322,7 @@ class RankProcess:
         grace_s: float = Timeouts.heartbeat_s,
         keeps_files: bool = False,
         holds: str = HOLDS,
+        rows_folder: Path | None = None,
     ) -> None:
         self._holds = holds
         self.work_folder = new_work_folder(prefix)
@@ -330,7 +333,7 @@ class RankProcess:
             (self.work_folder / PULSE_FILE).touch()
             make_step_file(self.work_folder / STEP_FILE)
             if keeps_files:
-                make_folder(self.work_folder / USER_FOLDER)
+                self._make_user_folder(rows_folder)
             self._output = ProcessOutput(lines)
             undoing.callback(self._output.close)
             self._input = ProcessInput()
@@ -338,8 +341,16 @@ class RankProcess:
             inherits = (*(() if listener_fd is None else (listener_fd,)), *more_fds)
             own = {WORK_FOLDER: str(self.work_folder), EXECUTOR_VARIABLE: executor_id()}
             environment = {**environment, **own, TASK_VARIABLE: f"{os.getpid()} {grace_s}"}
-            self._process = self._started([module, program, str(self.work_folder)], environment, inherits, warm)
+            folders = map(str, filter(None, (self.work_folder, rows_folder)))
+            self._process = self._started([module, program, *folders], environment, inherits, warm)
             undoing.pop_all()
+
+    def _make_user_folder(self, rows_folder: Path | None) -> None:
+        folder = (rows_folder or self.work_folder) / USER_FOLDER
+        if not folder.exists():
+            make_folder(folder)
+        if rows_folder is not None:
+            (self.work_folder / USER_FOLDER).symlink_to(folder)
 
     def _started(
         self, command: Sequence[str], environment: Mapping[str, str], inherits: Sequence[int], warm: WarmWorkers

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 _FOLLOWED = (DISMISSED, kind_of(PeerLostError("")))
 
 PIECE_BYTES = 2**20
+_SHARD = "shard"
 
 
 class RankProcessError(TrainingError):
@@ -64,26 +65,33 @@ class RankHandle:
     Args:
         rank: Its number among all ranks.
         process: Its process.
+        shard: Folder of its rows.
     """
 
     rank: int
     process: RankProcess
-
-    @property
-    def shard(self) -> Path:
-        """Folder of its rows."""
-        return self.process.work_folder / "shard"
+    shard: Path
 
 
 class RankProcessGroup:
-    """The ranks of one task, from ``with`` to the end of the block, which ends their processes."""
+    """The ranks of one task, from ``with`` to the end of the block, which ends their processes.
 
-    def __init__(self, first_rank: int, starts: Sequence[Callable[[], RankProcess]]) -> None:
+    Args:
+        first_rank: The number of the first one.
+        starts: Start their processes.
+        shards: Folders of their rows, which outlive the processes; None has each process own its rows.
+    """
+
+    def __init__(
+        self, first_rank: int, starts: Sequence[Callable[[], RankProcess]], shards: Sequence[Path] | None = None
+    ) -> None:
         self._closing = contextlib.ExitStack()
         self.all: list[RankHandle] = []
         with contextlib.ExitStack() as undoing:
             for place, start in enumerate(starts):
-                self.all.append(RankHandle(first_rank + place, undoing.enter_context(start())))
+                process = undoing.enter_context(start())
+                shard = process.work_folder / _SHARD if shards is None else shards[place] / _SHARD
+                self.all.append(RankHandle(first_rank + place, process, shard))
             self._closing = undoing.pop_all()
 
     def __enter__(self) -> RankProcessGroup:
@@ -197,13 +205,20 @@ class Task(ABC):
         self.rank = int(context.partitionId()) * self._count
         self.host = host
         self._place = TaskStarted(
-            rank=self.rank, host=host, executor=executor_id(), attempt=int(context.taskAttemptId())
+            rank=self.rank,
+            host=host,
+            executor=executor_id(),
+            attempt=int(context.taskAttemptId()),
+            is_retry=int(context.attemptNumber()) > 0,
         )
         self._link = link_of(self._place)
         self._threads = max(int(context.cpus()) // self._count, 1)
         given = context.resources().get(spec.plan.resource)
         self._addresses: list[str] = [] if given is None else list(given.addresses)
         self._rank_processes: RankProcessGroup | None = None
+        # Folders of the ranks' rows, where they outlive their processes.
+        self._shards: list[Path] | None = None
+        self._is_leaving = False
         self._phases = Phases()
 
     @abstractmethod
@@ -255,18 +270,20 @@ class Task(ABC):
         """
         visible: list[list[str]] = [[device.visible] for device in devices.assigned] or [[]] * self._count
         starts = [
-            functools.partial(self._process, self.rank + place, visible[place], listener)
+            functools.partial(self._process, place, visible[place], listener)
             for place, listener in enumerate(listeners)
         ]
-        self._rank_processes = RankProcessGroup(self.rank, starts)
-        self._rank_processes.send(self._spec.job)
-        return self._rank_processes
+        rank_processes = RankProcessGroup(self.rank, starts, self._shards)
+        rank_processes.send(self._spec.job)
+        return rank_processes
 
     def _terminate(self) -> None:
+        self._is_leaving = True
         if self._rank_processes is None:
             # There is nothing to wait for, and the signal has its own effect again.
             os.kill(os.getpid(), signal.SIGTERM)
         else:
+            self._link.leave()
             self._rank_processes.terminate()
 
     def kill(self) -> None:
@@ -274,7 +291,7 @@ class Task(ABC):
         if self._rank_processes is not None:
             self._rank_processes.kill()
 
-    def _process(self, rank: int, devices: Sequence[str], listener_fd: int | None) -> RankProcess:
+    def _process(self, place: int, devices: Sequence[str], listener_fd: int | None) -> RankProcess:
         spec = self._spec
         environment = process_environment(
             threads=self._threads, devices=devices, backend=spec.backend, more=spec.environment
@@ -283,10 +300,11 @@ class Task(ABC):
             spec.program,
             environment,
             listener_fd=listener_fd,
-            lines=self._link.output(rank),
+            lines=self._link.output(self.rank + place),
             warm=spec.warm,
             grace_s=spec.timeouts.heartbeat_s,
             keeps_files=spec.brings_files,
+            rows_folder=None if self._shards is None else self._shards[place],
         )
 
     def _rank_info(

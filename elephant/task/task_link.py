@@ -6,18 +6,21 @@ import contextlib
 import json
 import logging
 import sys
+import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
 
 from elephant.config import Timeouts
 from elephant.errors import SUPERSEDED, NetworkError, PeerLostError, TrainingError, first_line
-from elephant.monitor.channel import ChannelClient
-from elephant.monitor.events import RankFailure, TaskStarted
+from elephant.monitor.channel import ChannelClient, Met
+from elephant.monitor.events import Event, Joined, RankFailure, TaskStarted
 from elephant.monitor.log_stream import OutputStream
+from elephant.monitor.meetings import AGAIN, RELEASED
+from elephant.net.frames import Message, require
 from elephant.rank.executor import DRIVER
 from elephant.task.process import DISMISSED, Lines
 from elephant.task.rendezvous import RankReport
@@ -36,11 +39,13 @@ class TaskLink(ABC):
     Attributes:
         run: How to reach the coordinator.
         servers: Parameter servers that it has started; None where it has none.
+        met: What the coordinator said when the tasks had met last; None before.
     """
 
     def __init__(self, spec: TaskSpec, run: RunContext, task: TaskStarted) -> None:
         self.run = run
         self.servers: ServerAddresses | None = None
+        self.met: Met | None = None
         self._spec = spec
         self._task = task
 
@@ -73,22 +78,47 @@ class TaskLink(ABC):
         return iter(())
 
     @abstractmethod
+    def leave(self) -> None:
+        """Ends the wait for other tasks, where these then wait for another attempt; called in another thread."""
+
+    @abstractmethod
     def close(self) -> None:
         """Ends all that was opened."""
 
     def send(self, failure: RankFailure) -> None:
         """Reports a failure to the coordinator, and to the log of the executor, where users of Spark look."""
         report_failure(self.run, self._spec.timeouts, failure)
+        self.log(failure)
+
+    def log(self, failure: RankFailure) -> None:
+        """Writes a failure to the log of the executor, unless that is the driver's console."""
         if self._task.executor != DRIVER:
             sys.stderr.write(f"{failure.traceback or failure.message}\n")
 
 
 class ChannelLink(TaskLink):
-    """Link over the channel of a coordinator that is there before the tasks: the driver's."""
+    """Link over the channel of a coordinator that is there before the tasks: the driver's.
 
-    def __init__(self, spec: TaskSpec, run: RunContext, task: TaskStarted, *, num_tasks: int = 1) -> None:
+    Args:
+        num_tasks: Tasks that meet.
+        on_end: Called in the thread that listens where the driver says no more.
+        on_message: More that the driver may say; see `elephant.monitor.channel.ChannelClient`.
+    """
+
+    def __init__(
+        self,
+        spec: TaskSpec,
+        run: RunContext,
+        task: TaskStarted,
+        *,
+        num_tasks: int = 1,
+        on_end: Callable[[], None] | None = None,
+        on_message: Mapping[str, Callable[[Message], None]] | None = None,
+    ) -> None:
         super().__init__(spec, run, task)
         self._num_tasks = num_tasks
+        self._on_end = on_end
+        self._on_message = on_message
         self._channel: ChannelClient | None = None
 
     def open(self) -> None:
@@ -97,9 +127,29 @@ class ChannelLink(TaskLink):
 
     def _connected(self, timeouts: Timeouts) -> ChannelClient:
         run = self.run
-        client = ChannelClient(run.driver, token=run.token, run_id=run.run_id, rank=self._task.rank, timeouts=timeouts)
+        client = ChannelClient(
+            run.driver,
+            token=run.token,
+            run_id=run.run_id,
+            rank=self._task.rank,
+            timeouts=timeouts,
+            on_dismissed=self._on_end,
+            on_message=self._on_message,
+        )
         client.send(self._task)
         return client
+
+    @property
+    def last_word(self) -> str:
+        """The word with which the driver has ended what it says; none as long as it may say more."""
+        return "" if self._channel is None else self._channel.last_word
+
+    def tell(self, *events: Event) -> None:
+        """Tells the driver something over this connection; one that is broken is noticed by who listens there."""
+        if self._channel is not None:
+            with contextlib.suppress(NetworkError):
+                for event in events:
+                    self._channel.send(event)
 
     def check(self) -> None:
         if self._channel is not None and self._channel.await_end(0.0):
@@ -108,6 +158,9 @@ class ChannelLink(TaskLink):
     def hang_up(self) -> None:
         if self._channel is not None:
             self._channel.hang_up()
+
+    def leave(self) -> None:
+        """Does nothing: the loss of a task ends the run, or the task waits for no others."""
 
     def close(self) -> None:
         self.hang_up()
@@ -118,7 +171,8 @@ class ChannelLink(TaskLink):
     def _meet(self, text: str) -> list[str]:
         if self._channel is None:
             raise PeerLostError("expected a connection to the driver. Received: none.")
-        return self._channel.meet(text, num_tasks=self._num_tasks)
+        self.met = self._channel.meet(text, num_tasks=self._num_tasks)
+        return self.met.texts
 
     def output(self, rank: int) -> Lines | None:
         return channel_output(self.run, self._spec, rank, self._task.host)
@@ -143,12 +197,99 @@ class ChannelLink(TaskLink):
     def _until_cancelled(self) -> Iterator[None]:
         """Waits a moment for the driver to cancel the job: of a cancelled task Spark prints a line, not a stack."""
         with contextlib.suppress(NetworkError):
-            if self._channel is None or self._channel.await_end(0.0):
+            if not self._task.stays and (self._channel is None or self._channel.await_end(0.0)):
                 self._channel = self._connected(replace(self._spec.timeouts, connect_s=_CONNECTED_WITHIN_S))
         yield
         if self._channel is not None:
             self._channel.await_end(_CANCELLED_WITHIN_S)
             time.sleep(_CANCELLED_EVERYWHERE_S)
+
+
+class StayingLink(ChannelLink):
+    """Link of a task that starts its ranks' processes anew when the driver calls the tasks to another meeting.
+
+    Args:
+        end_processes: Ends those that there are, at once; called in the thread that listens.
+    """
+
+    def __init__(
+        self, spec: TaskSpec, run: RunContext, task: TaskStarted, *, num_tasks: int, end_processes: Callable[[], None]
+    ) -> None:
+        heard = {AGAIN: self._take_call}
+        super().__init__(
+            spec, run, replace(task, stays=True), num_tasks=num_tasks, on_end=self._take_end, on_message=heard
+        )
+        self._end_processes = end_processes
+        self._called = 0
+        self._is_over = False
+        self._is_meeting = self._has_left = False
+        self._hearing = threading.Condition()
+
+    def _take_call(self, message: Message) -> None:
+        require(message.fields, {"generation": int}, AGAIN)
+        self._called = message.fields["generation"]
+        # Before anybody hears of it, who may start others.
+        self._end_processes()
+        with self._hearing:
+            self._hearing.notify_all()
+
+    def _take_end(self) -> None:
+        # Where the driver says that it ends, the ranks' processes hear it themselves, and tell it what they leave.
+        if not self.last_word:
+            self._end_processes()
+        with self._hearing:
+            self._is_over = True
+            self._hearing.notify_all()
+
+    @property
+    def generation(self) -> int:
+        """The number of the last meeting; -1 before the first one."""
+        return -1 if self.met is None else self.met.generation
+
+    @property
+    def is_released(self) -> bool:
+        """True if the ranks have done what the run is for, or another attempt at this task does it."""
+        return self.last_word == RELEASED
+
+    @property
+    def is_called(self) -> bool:
+        """True if the driver has called another meeting since the last one."""
+        return self._called > self.generation
+
+    def exchange(self, reports: Sequence[RankReport]) -> list[RankReport]:
+        with self._hearing:
+            if self._has_left:
+                raise PeerLostError("expected a task that stays. It was asked to end.")
+            self._is_meeting = True
+        try:
+            return super().exchange(reports)
+        finally:
+            self._is_meeting = False
+
+    def leave(self) -> None:
+        with self._hearing:
+            self._has_left = True
+        if self._is_meeting:
+            super().hang_up()
+
+    def hang_up(self) -> None:
+        """Does nothing: it stays."""
+
+    def close(self) -> None:
+        super().hang_up()
+
+    def report(self, failure: RankFailure) -> None:
+        """Tells the driver that a rank has failed, which then decides what becomes of the fit."""
+        if self.is_called or self._is_over or failure.kind == DISMISSED:
+            return
+        self.tell(Joined(rank=failure.rank, generation=self.generation), failure)
+        self.log(failure)
+
+    def await_word(self) -> bool:
+        """Waits until the driver calls another meeting, or says no more; returns whether it has called."""
+        with self._hearing:
+            self._hearing.wait_for(lambda: self.is_called or self._is_over)
+            return self.is_called and not self._is_over
 
 
 def exchanged(gather: Callable[[str], list[str]], reports: Sequence[RankReport]) -> list[RankReport]:

@@ -91,6 +91,7 @@ class ForkedProcess:
         on_started: Callable[[], None],
     ) -> None:
         self._connection = connection
+        connection.settimeout(_FORK_S)
         self._lock = lock
         self._start_fresh = start_fresh
         self._on_started = on_started
@@ -213,7 +214,7 @@ class ForkedProcess:
             self._is_heard = False
 
     def _message(self) -> dict[str, Any]:
-        """Returns the server's next message; nothing where the server is gone, or says nothing."""
+        """Returns the server's next message, which is due; nothing where the server is gone, or says nothing."""
         try:
             head, came, _, _ = socket.recv_fds(self._connection, LENGTH.size, 1)
             if came:
@@ -221,6 +222,10 @@ class ForkedProcess:
             (size,) = LENGTH.unpack(head)
             message: dict[str, Any] = json.loads(received_exactly(self._connection, size))
             return message
+        except TimeoutError:
+            # The next process is not to wait for it as well.
+            self._end_server()
+            return {}
         except (OSError, ValueError, struct.error):
             return {}
 
@@ -230,7 +235,7 @@ class ForkedProcess:
         self._on_started()
 
     def _end_server(self) -> None:
-        """Ends a server that does not answer: what it forked later would read what another process reads."""
+        """Ends a server that is frozen: what it forked later would read what another process reads."""
         # The other end of the connection is known by the task that began to listen, which may be this one.
         _signal_server(self._lock, signal.SIGKILL)
 

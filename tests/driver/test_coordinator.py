@@ -72,7 +72,10 @@ class Turns:
 class Kept(list):
     """Takes the states of a fit."""
 
-    keep = list.append
+    def keep(self, state):
+        self.append(state)
+        return True
+
     is_wanted = False
 
     def check(self):

@@ -4,9 +4,20 @@ import io
 import math
 import time
 
+import numpy as np
 import pytest
 
-from elephant.monitor.events import EpochEnded, Printed, RankEpoch, Started, StepEnded
+from elephant.data.virtual_shards import ElasticPlan
+from elephant.monitor.events import (
+    EpochEnded,
+    Printed,
+    RankEpoch,
+    ShardsMoved,
+    Started,
+    StepEnded,
+    from_message,
+    to_message,
+)
 from elephant.monitor.log_stream import TokenBucket
 from elephant.monitor.progress import Progress, live_line
 
@@ -143,6 +154,25 @@ def test_progress_when_others_wait_for_a_rank_then_says_so_after_the_epoch_and_w
     shown = stream.getvalue()
     assert shown.count(f"    1\n{note}\n") == (verbose > 0)
     assert shown.endswith(f"  loss ~1.0000  (rank 1 on h is the slowest: {SLOW})") == (verbose == 1)
+
+
+def test_progress_when_virtual_shards_move_then_says_from_where_to_where_and_why():
+    stream = io.StringIO()
+    progress = Progress(num_workers=3, epochs=3, verbose=1, stream=stream)
+    pieces = {"piece_rows": (10, 5, 5, 0, 20, 0), "piece_validation": (0, 0, 0, 1, 0, 0)}
+    plan = ElasticPlan((10, 25, 5), (1, 0, 0), 4, **pieces, owners=(0, 1, 2, 0, 1, 0))
+    moved = plan.with_owners((0, 2, 2, 1, 0, 2))
+    seconds = np.array([1.0, 10.0, 1.0])
+    progress.show(ShardsMoved.between(plan, moved, epoch=1, busy_s=seconds, took_s=0.25))
+    notes = [
+        "epoch 2: 1 of 6 virtual shards move from rank 0 to rank 1: a row takes rank 0 0.2 times as long",
+        "epoch 2: 1 of 6 virtual shards move from rank 1 to rank 0: a row takes rank 1 4.0 times as long",
+        "epoch 2: 1 of 6 virtual shards move from rank 1 to rank 2: a row takes rank 1 2.0 times as long",
+    ]
+    assert stream.getvalue() == "\n".join(notes) + "\n" and progress.record.notes == notes
+    (told,) = progress.record.moves
+    assert told.rows == [30, 0, 10] and told.seconds == 0.25
+    assert from_message(to_message(told)) == told
 
 
 def test_progress_when_nobody_waits_for_others_then_names_no_rank():

@@ -17,6 +17,7 @@ from elephant.monitor.events import (
     RunNote,
     Started,
     StepEnded,
+    WorkersChanged,
     from_message,
     to_message,
 )
@@ -126,6 +127,15 @@ def test_losses_when_several_say_so_then_each_is_one_until_the_rank_starts_again
     assert len(made.failures) == 3 and made.silent == RankSilent(rank=0, silent_s=60.0) and made.ended == {0, 1}
 
 
+def test_ranks_when_a_fit_goes_on_with_fewer_or_more_then_are_those_of_now():
+    made = record_of(started(0), started(1), started(2), WorkersChanged(workers=2), started(1))
+    assert sorted(made.started) == [1]
+    made.add(started(0))
+    assert [place["rank"] for place in made.plan] == [0, 1]
+    made.add(WorkersChanged(workers=3))
+    assert made.plan == [] and made.next_steps == {}
+
+
 def test_notes_when_ranks_warn_of_the_same_then_are_said_once_and_those_of_the_fit_always():
     note = RunNote(text="said")
     assert record_of(started(0, note="no GPU"), started(1, note="no GPU"), note, note).notes == [
@@ -147,5 +157,6 @@ def test_events_when_a_class_is_declared_then_it_travels_and_a_rank_sends_only_w
             except ProtocolError as error:
                 if "expected one of the events" in str(error):
                     refused.append((kind.__name__, recorded))
-    made_here = ("CallbacksDone", "Peers", "RankGone", "RankSilent", "RunNote", "ServerCounts", "TaskSilent")
+    made_here = ["CallbacksDone", "Peers", "RankGone", "RankSilent", "RunNote", "ServerCounts", "TaskSilent"]
+    made_here += ["WorkersChanged"]
     assert sorted(refused) == [(name, False) for name in made_here]

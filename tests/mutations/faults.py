@@ -11,6 +11,7 @@ _SERVERS = "tests/parameter_server"
 _RANK = "tests/rank"
 _SYNCHRONOUS = f"{_RANK}/test_synchronous.py"
 _FEED = f"{_RANK}/test_feed.py"
+_PIECES = "tests/data/test_virtual_shards.py"
 _KEEPING = f"{_SERVERS}/test_server_parts.py"
 _LOCAL_STEPS = f"{_RANK}/test_local_sgd.py::test_weights_when_ranks_train_alone_then_equal_the_weighted_average"
 _BATCH_NORM = f"{_RANK}/test_batch_norm.py::test_weights_and_statistics_when_synchronised_then_equal_one_process"
@@ -482,7 +483,7 @@ FAULTS = (
     Fault(
         name="option-scaled-rate",
         file="elephant/rank/job.py",
-        old="factor = num_ranks // config.ranks_per_batch",
+        old="factor = config.batches_of(num_ranks)",
         new="factor = num_ranks",
         breaks="scaleLearningRate counts the GPUs of a worker as workers.",
         tests=(f"{_RANK}/test_learning_rate.py::test_rate_when_scaled_then_gpus_of_one_worker_count_as_one",),
@@ -1139,7 +1140,7 @@ FAULTS = (
     Fault(
         name="silence-unnoticed",
         file="elephant/monitor/channel.py",
-        old="self._events.put(RankSilent(rank=rank, silent_s=self._timeouts.heartbeat_s))",
+        old="self._put(RankSilent(rank=rank, silent_s=self._timeouts.heartbeat_s), generation)",
         new="pass",
         breaks="The driver waits for ever for a rank that is frozen.",
         tests=("tests/monitor/test_channel.py",),
@@ -1147,10 +1148,10 @@ FAULTS = (
     Fault(
         name="frozen-task-unnoticed",
         file="elephant/monitor/channel.py",
-        old="self._events.put(TaskSilent(**vars(task), silent_s=self._timeouts.heartbeat_s))",
+        old="self._put(TaskSilent(**vars(task), silent_s=self._timeouts.heartbeat_s))",
         new="pass",
         breaks="The driver waits for ever for a task that is frozen before the ranks have met.",
-        tests=("tests/monitor/test_task_allgather.py",),
+        tests=("tests/monitor/test_meetings.py",),
     ),
     Fault(
         name="stopped-task-not-awaited",
@@ -1447,5 +1448,88 @@ FAULTS = (
         tests=(
             "tests/modeling/test_stages.py::test_stages_when_a_random_graph_is_cut_at_random_then_equal_the_model_to_the_bit",
         ),
+    ),
+    # Elastic fits
+    Fault(
+        name="elastic-order-of-rank",
+        file="elephant/data/virtual_shards.py",
+        old="row_order(self._seed, number, piece, len(rows)",
+        new="row_order(self._seed, number, len(self._rows), len(rows)",
+        breaks="The order of a virtual shard depends on the number of ranks.",
+        tests=(f"{_PIECES}::test_order_when_pieces_have_any_owners_then_every_global_step_takes_the_same_rows",),
+    ),
+    Fault(
+        name="elastic-ties",
+        file="elephant/data/virtual_shards.py",
+        old="- (ties.cumsum(axis=1) - ties), 0, ties)",
+        new=", 0, ties)",
+        breaks="Of rows at the same place of a pass each piece gives as many as are missing in all.",
+        tests=(f"{_PIECES}::test_rows_when_cut_into_steps_then_each_counts_once_and_every_step_but_the_last_is_full",),
+    ),
+    Fault(
+        name="elastic-sums-twice",
+        file="elephant/checkpoint/other_ranks.py",
+        old="total if rank == 0 else total * 0",
+        new="total",
+        breaks="Every rank goes on with what the metrics of all ranks have added up.",
+        tests=("tests/checkpoint/test_other_ranks.py",),
+    ),
+    Fault(
+        name="elastic-spurious-growth",
+        file="elephant/driver/elastic/policy.py",
+        old="min(slots, self.most) > self.workers",
+        new="min(slots, self.most) >= self.workers",
+        breaks="A fit starts again at the end of every epoch, with as many workers.",
+        tests=("tests/driver/test_elastic_policy.py",),
+    ),
+    Fault(
+        name="elastic-growth-in-epochs",
+        file="elephant/driver/elastic/fit.py",
+        old="is_end = not state.step and state.epochs",
+        new="is_end = state.epochs",
+        breaks="A fit grows within an epoch.",
+        tests=("tests/driver/test_elastic_fit.py",),
+    ),
+    Fault(
+        name="elastic-late-begin",
+        file="elephant/backends/tensorflow.py",
+        old="with tf.control_dependencies(list(after)):",
+        new="with tf.control_dependencies([]):",
+        breaks="The last step of a run may have the weight of another one.",
+        tests=(f"{_RANK}/test_elastic.py::test_weights_when_trained_by_any_number_of_ranks_then_equal_one_process",),
+    ),
+    Fault(
+        name="elastic-rows-of-a-rank",
+        file="elephant/checkpoint/other_ranks.py",
+        old='digests = [part["0"] for part in _of_kind(state.arrays, _ROWS).values()]',
+        new='digests = [part["0"] for part in _of_kind(state.arrays, _ROWS).values()][:1]',
+        breaks="Only rank 0's rows have to be those of before.",
+        tests=("tests/checkpoint/test_other_ranks.py",),
+    ),
+    Fault(
+        name="moves-old-weights",
+        file="elephant/rank/callbacks/row_moves.py",
+        old="        self._weight.plan = self._plan\n",
+        new="",
+        breaks="Gradients count by the rows that ranks had before a move.",
+        tests=(
+            f"{_RANK}/test_elastic.py::test_weights_when_virtual_shards_move_between_epochs_then_equal_one_process",
+        ),
+    ),
+    Fault(
+        name="moves-by-noise",
+        file="elephant/data/piece_balance.py",
+        old="_LEAST_WINDOWS = 2",
+        new="_LEAST_WINDOWS = 1",
+        breaks="One window of slow steps has rows move.",
+        tests=("tests/data/test_piece_balance.py",),
+    ),
+    Fault(
+        name="moves-whatever-it-costs",
+        file="elephant/data/piece_balance.py",
+        old="is_worth_it = gain_s * epochs_left > self._cost_s(owners)",
+        new="is_worth_it = gain_s * epochs_left > 0",
+        breaks="Rows move though the fit ends before that pays.",
+        tests=("tests/data/test_piece_balance.py",),
     ),
 )

@@ -1,5 +1,7 @@
 """Moments of checkpoints within an epoch, by a clock that stands still but for the steps that are taken."""
 
+import time
+
 import pytest
 
 from elephant.collective.communicator import LocalCommunicator
@@ -36,7 +38,7 @@ def test_moments_when_steps_become_ten_times_as_slow_then_moments_are_late_by_tw
             late = clock.now - began - 7.0
             # One was planned with steps of before.
             assert 0 <= late <= (0.5 if 1000 <= done < 1050 else 2 * step_s + 1e-6)
-            moments.end_turn()
+            moments.end_turn(time.monotonic())
             began = clock.now
             kept.append(done)
         # Somebody who wants one does not wait longer, whatever the steps were like before.
@@ -52,7 +54,7 @@ def test_moments_when_weights_are_equal_every_few_steps_then_are_after_these_alo
         clock.now += 0.05
         if moments.is_due(done, is_free=True, **QUIET):
             kept.append(done)
-            moments.end_turn()
+            moments.end_turn(time.monotonic())
     assert kept and all(done % 8 == 0 for done in kept)
 
 
@@ -82,3 +84,27 @@ def test_moments_when_the_last_state_is_still_on_its_way_then_wait_for_it_and_an
     weight.step = 49
     assert not moments.is_due(50, is_free=True, **QUIET)
     assert moments.is_due_at_end(**QUIET)
+
+
+def test_moments_when_states_are_for_memory_then_are_a_second_or_50_steps_apart_or_as_far_as_they_cost(monkeypatch):
+    for step_s, stood_s, sending_s, expected_s in ((0.01, 0.0, 0.0, 1.0), (0.1, 0.0, 0.0, 5.0), (0.01, 0.05, 0.2, 2.5)):
+        clock = Clock(monkeypatch)
+        weight = RankWeight(EpochPlan((4000,), (0,), 1), 0)
+        moments = CheckpointMoments(None, LocalCommunicator(), weight, in_memory=True)
+        moments.begin_epoch()
+        kept = []
+        for done in range(1, 4001):
+            clock.now += step_s
+            is_free = not kept or clock.now - kept[-1] >= sending_s
+            if moments.is_due(done, is_free=is_free, **QUIET):
+                began = clock.now
+                clock.now += stood_s
+                moments.end_turn(began)
+                kept.append(clock.now)
+        apart = [later - before - stood_s for before, later in zip(kept[1:], kept[2:], strict=False)]
+        # What sending takes is seen when ranks ask next, half a second later at most.
+        assert expected_s - 1e-6 <= min(apart) and max(apart) <= max(expected_s, 10 * (sending_s + 0.5)) + 3 * step_s
+        clock.now += 0.3
+        assert moments.is_due_at_end(**QUIET)
+        moments.end_turn(clock.now)
+        assert not moments.is_due_at_end(**QUIET)

@@ -26,7 +26,7 @@ WAITING = """
 
     pipe = os.fdopen(0, "rb")
     {more}
-    Parent(Path(sys.argv[1]), pipe).rank_info.result()
+    Parent([Path(sys.argv[1])], pipe).rank_info.result()
 """
 
 

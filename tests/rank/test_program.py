@@ -60,7 +60,7 @@ def test_ranks_when_they_are_connected_then_waits_are_those_of_the_fit(monkeypat
         "rank": 1,
         "addresses": [("127.0.0.1", 1), ("127.0.0.1", 2)],
         "token": bytes.fromhex("ab" * 16),
-        "run_id": "run",
+        "run_id": "run 0",  # with the generation, so that ranks of two do not meet
         "timeout_s": 11.0,
         "operation_timeout_s": 22.0,
     }

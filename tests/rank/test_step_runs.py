@@ -12,7 +12,7 @@ from elephant.backends.gradient_averager import GradientAverager
 from elephant.collective.communicator import LocalCommunicator
 from elephant.data.epoch_plan import EpochPlan
 from elephant.monitor.events import RankEpoch
-from elephant.rank.keras_fit import StepRuns
+from elephant.rank.keras_fit import FitCallbacks, StepRuns, fit_from
 from elephant.rank.rank_progress import RankWeight, StepCounter
 from elephant.rank.traced_step import average_gradients, steps_in_runs
 
@@ -242,3 +242,59 @@ def test_fit_when_steps_are_taken_in_runs_then_equals_one_process_with_each_row_
     for recording, size in zip(recordings, sizes, strict=True):
         rows = [event.rows for event in recording.sent if isinstance(event, RankEpoch)]
         assert rows == [size] * epochs
+
+
+class Counted(keras.callbacks.Callback):
+    """Keeps the order of all that it has heard of epochs."""
+
+    def __init__(self):
+        super().__init__()
+        self.heard = []
+
+    def on_train_begin(self, logs=None):
+        self.heard.append("begin")
+
+    def on_train_end(self, logs=None):
+        self.heard.append("end")
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.heard.append(epoch)
+
+
+@pytest.mark.parametrize("in_runs", [pytest.param(True, marks=RUNS), False], ids=["in runs", "step by step"])
+def test_fit_when_left_at_ends_of_epochs_then_goes_on_with_other_batches_as_one_fit(in_runs):
+    model, rng = small_model(), np.random.default_rng(0)
+    model.compile(keras.optimizers.Adam(0.05, use_ema=True), "mse", metrics=["mae"])
+    batches = [
+        {"features": rng.normal(size=(4, 6)).astype("float32"), "label": rng.normal(size=4).astype("float32")}
+        for _ in range(12)
+    ]
+    expected, history = fit_one_process(model, batches, epochs=4)
+    plan, counted = EpochPlan((12,), (0,), 4), Counted()
+    weight = RankWeight(plan, 0)
+    callbacks = [StepCounter(weight), counted]
+
+    def pauses():
+        return weight.epoch in (0, 2)
+
+    told = FitCallbacks(callbacks, model, 4, plan.steps, pauses=pauses)
+    if in_runs:
+        told = StepRuns(callbacks, model, 4, current().steps_function(model), weight, pauses)
+    ended = []
+    for epoch, last in ((0, 1), (1, 3), (3, 4)):
+        parts = batches[3 * epoch : 3 * last]
+        rows = keras_rows(parts, in_runs)
+        ended.append(fit_from(model, rows, told, epoch, epochs=4, steps=plan.steps))
+    assert ended == [False, False, True] and counted.heard == ["begin", 0, 1, 2, 3, "end"]
+    assert largest_difference(model.get_weights(), expected) <= 1e-6
+    assert model.history.history["mae"] == pytest.approx(history["mae"], rel=1e-5)
+
+
+def keras_rows(batches, in_runs):
+    """Returns batches in a form that Keras takes."""
+    tuples = [(batch["features"], batch["label"]) for batch in batches]
+    if not in_runs:
+        return (batch for batch in tuples)
+    import tensorflow as tf
+
+    return tf.data.Dataset.from_tensor_slices(tuple(np.stack(part) for part in zip(*tuples, strict=True)))

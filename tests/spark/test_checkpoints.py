@@ -17,6 +17,7 @@ from keras_reference import (
     regression_model,
     split,
 )
+from process_tree import executor_of
 from spark_frames import partitioned_frame, split_rows
 
 from elephant import KerasEstimator, SparkModel
@@ -76,6 +77,17 @@ def waiting_callback(folder, at):
     return Wait()
 
 
+def noting_callback():
+    """Returns a callback that writes the epochs which have ended to a file of its rank."""
+
+    class Note(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            with open("epochs.txt", "a") as file:
+                file.write(f"{epoch}\n")
+
+    return Note()
+
+
 def once_waiting(folder, do):
     """Does something to rank 1, in a thread, when both ranks wait; then lets them go.
 
@@ -123,28 +135,61 @@ def test_fit_when_a_task_s_process_is_asked_to_end_then_leaves_its_state_and_goe
     fitted = estimator(4, **options).fit(frame_of(spark))
     watcher.join()
     require_undisturbed(fitted, 4)
-    assert fitted.training_statistics == {"refused_connections": {}, "restarts": 0}
+    assert fitted.training_statistics["restarts"] == 0
     printed = capsys.readouterr().out
     assert "rank 1 was asked to end (SIGTERM)" in printed and "going on after epoch 2 of 4 and 1 step" in printed
 
 
 @pytest.mark.slow("a fit that is started twice; tests/rank/test_checkpoints.py and test_recovery hold the parts")
-def test_fit_when_a_training_process_is_killed_then_goes_on_and_equals_one_process(spark, tmp_path, capsys):
+def test_fit_when_a_training_process_is_killed_then_goes_on_and_equals_one_process(
+    spark, tmp_path, capsys, monkeypatch
+):
     path, folder = tmp_path / "kept", tmp_path / "ranks"
     folder.mkdir()
+    monkeypatch.chdir(tmp_path)
     watcher = once_waiting(folder, killed)
-    options = {"checkpointPath": path, "maxRestarts": 1, "callbacks": [waiting_callback(str(folder), 2)]}
+    callbacks = [waiting_callback(str(folder), 2), noting_callback()]
+    options = {"checkpointPath": path, "maxRestarts": 1, "callbacks": callbacks}
     # Always due: there is a state after each step.
     fitted = estimator(3, checkpointSeconds=1e-9, **options).fit(frame_of(spark))
     watcher.join()
     require_undisturbed(fitted, 3)
-    assert fitted.training_statistics == {"refused_connections": {}, "restarts": 1}
+    assert fitted.training_statistics["restarts"] == 1 and len(fitted.training_statistics["recoveries"]) == 1
     printed = capsys.readouterr().out
     assert "starts again (1 of 1): rank 1" in printed and re.search(
         r"going on after epoch 2 of 3 and [12] step", printed
     )
     # That of the end, and the last one within the epoch.
     assert len(list(path.glob("*.json"))) == 2
+    # Those of both ranks, which went on with them.
+    assert (tmp_path / "epochs.txt").read_text() == "0\n1\n2\n" and not (tmp_path / "rank-1").exists()
+
+
+@pytest.mark.slow("a fit that loses an executor; tests/monitor/test_meetings.py holds the parts")
+def test_fit_when_a_decommissioned_executor_is_killed_then_its_task_alone_is_run_again_and_nothing_is_counted(
+    spark, tmp_path, capsys
+):
+    folder = tmp_path / "ranks"
+    folder.mkdir()
+
+    def executor_killed(process, task):
+        java = executor_of(process)
+        command = java.cmdline()
+        jvm = spark.sparkContext._jvm
+        why = jvm.org.apache.spark.scheduler.ExecutorDecommissionInfo("spot", jvm.scala.Option.empty())
+        backend = spark.sparkContext._jsc.sc().schedulerBackend()
+        assert backend.decommissionExecutor(command[command.index("--executor-id") + 1], why, False, False)
+        java.kill()
+        java.wait(timeout=60)
+
+    watcher = once_waiting(folder, executor_killed)
+    options = {"maxRestarts": 1, "callbacks": [waiting_callback(str(folder), 0)]}
+    fitted = estimator(4, **options).fit(frame_of(spark))
+    watcher.join()
+    require_undisturbed(fitted, 4)
+    statistics = fitted.training_statistics
+    assert statistics["restarts"] == 0 and [loss["rank"] for loss in statistics["recoveries"]] == [1]
+    assert "its process and its Spark task were lost" in capsys.readouterr().out
 
 
 def test_fit_when_the_user_s_code_fails_then_is_not_started_again(spark, tmp_path):

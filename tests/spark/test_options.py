@@ -114,9 +114,10 @@ def test_options_when_given_to_the_estimator_then_reach_the_fit_each_under_its_o
     assert fit_config(KerasEstimator(model=model, aggregation="server")).trains_in_rounds
     stages = {"num_workers": 6, "pipeline_stages": ["deep", "head"], "micro_batches": 4}
     assert fit_config(KerasEstimator(model=model, **camel_case(stages))) == FitConfig(**stages)
-    assert {*SYNCHRONOUS, *own, *stages, "aggregation", "asynchronous", "bucket_bytes", "distribution"} == {
-        field.name for field in fields(FitConfig)
-    }
+    pair = fit_config(KerasEstimator(model=model, numWorkers=(2, 8)))
+    assert (pair.elastic, pair.num_workers) == ((2, 8), 8) and pair == FitConfig(num_workers=(2, 8))
+    others = {"aggregation", "asynchronous", "bucket_bytes", "distribution", "elastic"}
+    assert {*SYNCHRONOUS, *own, *stages} | others == {field.name for field in fields(FitConfig)}
     assert {*SERVERS, "background_exchange"} == {field.name for field in fields(AsynchronousOptions)}
 
 

@@ -1,5 +1,6 @@
 """What the driver does about checkpoints and failures, whatever it is that trains: no cluster is needed for that."""
 
+import contextlib
 import io
 import types
 from dataclasses import replace
@@ -14,8 +15,11 @@ from elephant.checkpoint.state import FitState, identity_of, is_saved, named
 from elephant.config import FitConfig
 from elephant.data.schema import RowSpec, TensorSpec
 from elephant.driver.coordinator import FitResult
+from elephant.driver.elastic.fit import ElasticFit
+from elephant.driver.elastic.policy import ElasticPolicy
 from elephant.errors import (
     CheckpointError,
+    ClusterError,
     ConfigurationError,
     PreemptedError,
     RowsMovedError,
@@ -67,7 +71,7 @@ class Fit:
             patching.setattr(fit, "train_synchronously", self._attempt)
             return fit.train(types.SimpleNamespace(session=None), job, progress)
 
-    def _attempt(self, rows, job, progress, checkpoint_writer):
+    def _attempt(self, rows, job, progress, checkpoint_writer, recovery):
         weights = float(job.first_epoch) if job.state is None else float(job.state.group("model")[0][0])
         history = [] if job.state is None else list(job.state.history["loss"])
         new = []
@@ -95,8 +99,9 @@ class Fit:
         facts |= {"optimizer_names": [], "callbacks": []}
         arrays = named("model", [np.full(2, weights)])
         checkpoint_writer.keep(replace(state, arrays=arrays, facts=facts))
-        if isinstance(checkpoint_writer, CheckpointWriter):
-            checkpoint_writer._queue.wait()
+        writer = getattr(checkpoint_writer, "_writer", checkpoint_writer)
+        if isinstance(writer, CheckpointWriter):
+            writer._queue.wait()
         checkpoint_writer.check()
 
 
@@ -136,10 +141,26 @@ def test_fit_when_it_is_lost_with_a_model_that_no_rank_has_as_a_whole_then_begin
     assert fit.epochs == [0, 1, 0, 1, 2, 3]
 
 
+def test_fit_when_an_executor_was_decommissioned_then_its_loss_alone_counts_no_restart(monkeypatch):
+    def lost_on(executor):
+        error = WorkerFailure("its process was killed", rank=1, host="a", executor=executor)
+        error.retryable = True
+        return error
+
+    asked = []
+    monkeypatch.setattr(fit, "is_decommissioned", lambda session, executor: asked.append(executor) or executor == "3")
+    fitting = Fit({1: lost_on("3"), 2: lost_on("3"), 3: lost_on("4")}, max_restarts=1)
+    require_whole(trained := fitting.train())
+    assert trained.statistics == {"restarts": 1} and asked == ["3", "3", "4"]
+    with pytest.raises(WorkerFailure):
+        Fit({1: lost_on("3")}).train()
+    assert len(asked) == 3
+
+
 class Leaving(Fit):
     """A fit whose workers leave before they have trained at all."""
 
-    def _attempt(self, rows, job, progress, checkpoint_writer):
+    def _attempt(self, rows, job, progress, checkpoint_writer, recovery):
         self.begun.append(job.first)
         raise left()
 
@@ -273,11 +294,11 @@ def test_fit_when_fewer_epochs_are_asked_for_than_were_begun_then_what_is_beyond
 
 def test_fit_when_rows_have_moved_then_goes_on_from_the_end_of_an_epoch_and_counts_no_restart(tmp_path):
     class Moved(Fit):
-        def _attempt(self, rows, job, progress, checkpoint_writer):
+        def _attempt(self, rows, job, progress, checkpoint_writer, recovery):
             if job.state is not None and job.state.step:
                 self.begun.append((job.state.epochs, job.state.step))
                 raise RowsMovedError("other rows")
-            return super()._attempt(rows, job, progress, checkpoint_writer)
+            return super()._attempt(rows, job, progress, checkpoint_writer, recovery)
 
     fit = Moved({1.5: lost(), 2.5: lost()}, checkpoint_path=str(tmp_path), max_restarts=2)
     trained = fit.train()
@@ -323,3 +344,92 @@ def test_stream_when_a_checkpoint_path_is_given_then_is_refused(tmp_path):
     frame = types.SimpleNamespace(isStreaming=True)
     with pytest.raises(ConfigurationError, match="checkpointPath: expected it not to be set.*checkpointLocation"):
         start_stream(estimator, frame, checkpoint=str(tmp_path), trigger={}, query_name=None, min_rows_per_worker=1)
+
+
+class Elastic(Fit):
+    """A fit of one or two workers, with so many slots before each attempt, and at the end of each epoch."""
+
+    def __init__(self, failures=(), *, slots, **options):
+        super().__init__(failures, num_workers=(1, 2), timeouts={"slots_s": 0.0}, **options)
+        self.slots, self.sizes = list(slots), []
+
+    def train(self):
+        progress = Progress(num_workers=2, epochs=4, verbose=1, stream=self.out)
+        elastic = ElasticFit(
+            ElasticPolicy(1, 2, slots_s=0.0, max_restarts=self.config.max_restarts),
+            progress,
+            slots=lambda own: self.slots.pop(0) if len(self.slots) > 1 else self.slots[0],
+            asked=lambda number: contextlib.nullcontext(),
+            is_dynamic=False,
+        )
+        schema = types.SimpleNamespace(batch_fields=(), in_pieces=lambda: types.SimpleNamespace(batch_fields=()))
+        job = TrainingJob(None, (), self.config, schema)
+        with pytest.MonkeyPatch.context() as patching:
+            patching.setattr(fit, "train_synchronously", self._attempt)
+            patching.setattr(fit, "in_virtual_shards", lambda rows, number: rows)
+            patching.setattr(fit.ElasticFit, "of", lambda *_: elastic)
+            return fit.train(types.SimpleNamespace(session=None), job, progress)
+
+    def _attempt(self, rows, job, progress, checkpoint_writer, recovery):
+        self.sizes.append(job.config.num_workers)
+        return super()._attempt(rows, job, progress, checkpoint_writer, recovery)
+
+
+def test_elastic_fit_when_workers_are_lost_then_goes_on_with_fewer_as_long_as_it_comes_further():
+    # Before the first attempt, at the end of epoch 0, and before each of the next attempts.
+    trained = (elastic := Elastic({0.5: lost(), 1.5: lost(), 2.5: lost()}, slots=[2, 1])).train()
+    require_whole(trained)
+    assert elastic.sizes == [2, 1, 1, 1] and elastic.begun == [(0, 0), (0, 7), (1, 7), (2, 7)]
+    assert trained.statistics == {"restarts": 3, "workers": [2, 1, 1, 1]}
+    assert "the fit has lost workers, and goes on from its last state: rank 1 on a failed" in elastic.out.getvalue()
+
+
+def test_elastic_fit_when_slots_are_freed_then_grows_at_the_end_of_the_epoch_and_counts_no_restart():
+    trained = (elastic := Elastic(slots=[1, 1, 2])).train()
+    require_whole(trained)
+    assert elastic.sizes == [1, 2] and elastic.begun == [(0, 0), (2, 0)]
+    assert trained.statistics == {"restarts": 0, "workers": [1, 2]}
+
+
+@pytest.mark.parametrize("allowed", [0, 2])
+def test_elastic_fit_when_it_comes_no_further_or_restarts_are_used_up_then_raises(allowed):
+    class Lost(Elastic):
+        def _attempt(self, rows, job, progress, checkpoint_writer, recovery):
+            self.sizes.append(job.config.num_workers)
+            raise lost()
+
+    elastic = Lost(slots=[2], max_restarts=allowed)
+    with pytest.raises(WorkerFailure):
+        elastic.train()
+    assert len(elastic.sizes) == 3
+
+
+def test_elastic_fit_when_slots_go_as_an_attempt_begins_then_it_is_sized_anew():
+    class Refused(Elastic):
+        def _attempt(self, rows, job, progress, checkpoint_writer, recovery):
+            if job.config.num_workers == 2:
+                self.sizes.append(2)
+                raise ClusterError("numWorkers=2: expected 2 task slots. Received: 1.")
+            return super()._attempt(rows, job, progress, checkpoint_writer, recovery)
+
+    elastic = Refused(slots=[2, 1])
+    require_whole(elastic.train())
+    assert elastic.sizes == [2, 1]
+    with pytest.raises(ClusterError):
+        Refused(slots=[2]).train()
+
+
+def test_elastic_fit_when_resumed_with_another_most_or_another_kind_then_begins_with_an_epoch(tmp_path):
+    with pytest.raises(WorkerFailure):
+        Elastic({1.5: lost(retryable=False)}, slots=[2], checkpoint_path=str(tmp_path)).train()
+    fixed = Fit(num_workers=2, checkpoint_path=str(tmp_path), resume=True)
+    require_whole(fixed.train())
+    assert fixed.begun == [(1, 0)] and "rows are in virtual shards before or now, and not both" in fixed.out.getvalue()
+
+
+def test_elastic_fit_when_resumed_with_other_workers_then_goes_on_at_the_very_step(tmp_path):
+    with pytest.raises(WorkerFailure):
+        Elastic({1.5: lost(retryable=False)}, slots=[2], checkpoint_path=str(tmp_path)).train()
+    elastic = Elastic(slots=[1], checkpoint_path=str(tmp_path), resume=True)
+    require_whole(elastic.train())
+    assert elastic.begun == [(1, 7)] and elastic.sizes == [1]

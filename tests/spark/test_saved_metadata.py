@@ -13,9 +13,9 @@ from odd_arrays import ODD_ARRAYS, member, unknown_compression
 from elephant import KerasEstimator, KerasModel
 from elephant.checkpoint.state import FitState, identity_of
 from elephant.config import FitConfig
+from elephant.driver.recovery.restarts import options_of_fit
 from elephant.errors import CheckpointError, ConfigurationError
 from elephant.modeling.model_spec import Servable, model_source
-from elephant.spark.fit import options_of_fit
 from elephant.spark.saving.persistence import stage_of
 from elephant.spark.saving.streaming import StreamState
 

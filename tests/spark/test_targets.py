@@ -12,9 +12,9 @@ from elephant.data.schema import DENSE, SCALAR, TEXT, DataSchema, Field
 from elephant.errors import ConfigurationError, DataError, SchemaError
 from elephant.modeling.model_info import ModelInfo
 from elephant.modeling.model_spec import model_source
+from elephant.spark.class_weights import class_weights
 from elephant.spark.columns.column_selection import ColumnSelection
 from elephant.spark.columns.column_types import nest_of_targets, weight_fields
-from elephant.spark.fit import class_weights
 
 LABEL = Field("label", ("kind",), "int32", SCALAR)
 FEATURES = Field("features", ("x",), "float32", DENSE, (2,))
@@ -108,7 +108,7 @@ def labelled(labels, marks=None):
 
 def test_class_weights_when_balanced_then_all_classes_count_alike(monkeypatch):
     # There is no session whose jobs could be described.
-    monkeypatch.setattr("elephant.spark.fit.described", lambda session, text: contextlib.nullcontext())
+    monkeypatch.setattr("elephant.spark.class_weights.described", lambda session, text: contextlib.nullcontext())
     asked = []
 
     def rows_of(schema):

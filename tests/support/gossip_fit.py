@@ -39,6 +39,9 @@ class AttemptContext:
     def partitionId(self):
         return self.rank
 
+    def attemptNumber(self):
+        return 0
+
     def taskAttemptId(self):
         return self.attempt
 

@@ -40,6 +40,10 @@ class Host:
         """What stands before a command that is to run there."""
         return ("ip", "netns", "exec", self.name)
 
+    def holds(self, process):
+        """Returns whether a process is in the namespace."""
+        return os.path.samefile(f"/proc/{process.pid}/ns/net", f"/var/run/netns/{self.name}")
+
     @contextlib.contextmanager
     def entered(self):
         """Puts the calling thread into the namespace, and with it the processes that it starts."""
@@ -102,19 +106,20 @@ class Network:
         """Removes the namespaces, and all links with them."""
         self._closing.close()
 
-    def cut(self, one, other):
+    def cut(self, one, other, *, both=True):
         """Has everything that two hosts send each other vanish on the way: neither is told.
 
         Args:
             one: The number of a host.
             other: That of another one.
+            both: Whether in both directions; else what the first sends vanishes, and it hears the other one still.
         """
-        for inside, device in self._ends(one, other):
+        for inside, device in self._ends(one, other)[: 2 if both else 1]:
             _run("tc", "-n", inside.name, "qdisc", "replace", "dev", device, "root", "blackhole")
 
-    def heal(self, one, other):
-        """Mends the link between two hosts."""
-        for inside, device in self._ends(one, other):
+    def heal(self, one, other, *, both=True):
+        """Mends the link between two hosts, which was cut in as many directions."""
+        for inside, device in self._ends(one, other)[: 2 if both else 1]:
             _run("tc", "-n", inside.name, "qdisc", "del", "dev", device, "root")
 
     def isolate(self, number):

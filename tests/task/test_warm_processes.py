@@ -224,6 +224,18 @@ def test_process_when_its_server_and_then_it_are_killed_then_the_task_hears_that
     assert failure.kind == ENDED and "the server that it was forked from had ended before" in failure.message
 
 
+def test_process_when_its_server_is_frozen_then_its_end_is_known_in_seconds_and_the_server_ends(local):
+    with Calls(WARM) as forked, Calls(WARM) as other:
+        server = psutil.Process(forked(process_calls.parent))
+        assert other(process_calls.parent) == server.pid
+        server.suspend()
+        began = time.monotonic()
+        assert forked.finish() is None
+        assert wait_until(lambda: is_over(server))
+        assert other.finish() is None
+        assert time.monotonic() - began < 8
+
+
 def test_server_when_it_was_killed_then_the_next_process_has_another(local):
     with Calls(WARM) as first:
         before = first(process_calls.parent)

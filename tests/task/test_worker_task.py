@@ -38,6 +38,9 @@ class Context:
     def partitionId(self):
         return 0
 
+    def attemptNumber(self):
+        return 0
+
     def taskAttemptId(self):
         return self.attempt
 

@@ -481,7 +481,8 @@ def test_state_when_it_goes_on_with_other_cuts_or_none_then_ends_as_in_one_proce
 def test_generators_when_replicas_go_on_then_each_has_its_own():
     def live(state, communicator):
         model = Case(normalized, sgd).compiled()
-        pipeline = ModelPipeline(model, stages=2, micro_batches=1, communicator=communicator)
+        # Cuts by measured seconds may fall elsewhere the second time.
+        pipeline = ModelPipeline(model, stages=["dense_1"], micro_batches=1, communicator=communicator)
         if state is not None:
             pipeline.load_state(state)
         drawn = [one for one in pipeline.stage.variables if one.path.endswith("seed_generator_state")]

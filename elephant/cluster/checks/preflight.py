@@ -188,6 +188,11 @@ class Requirements:
             request=ResourceRequest.of_fit(config),
         )
 
+    def as_tasks(self) -> Requirements:
+        """Returns the needs of the same workers as tasks of an ordinary stage, with dynamic allocation."""
+        request = None if self.request is None else replace(self.request, synchronous=False)
+        return replace(self, synchronous=False, in_rounds=True, request=request)
+
     @property
     def slots(self) -> int:
         """Task slots without which nothing begins."""

@@ -153,8 +153,8 @@ def check_dynamic_allocation(
     if synchronous:
         remedy = (
             f"Set it to false, and spark.executor.instances={instances} or more (spark.cores.max on a standalone "
-            "cluster), when the application starts; or train with aggregation='server' or mode='asynchronous', which "
-            "run with it."
+            "cluster), when the application starts; or train with numWorkers=(least, most), aggregation='server' or "
+            "mode='asynchronous', which run with it."
         )
         expected = f"{DYNAMIC_ALLOCATION}=false: Spark refuses a barrier stage otherwise"
         return check_result(name, FAILURE, expected=expected, received="true", remedy=remedy)

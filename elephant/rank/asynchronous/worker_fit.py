@@ -142,7 +142,7 @@ class _Worker:
         hook = None if traced_step is None else traced_step.hook
         self._exchange = self._exchange_for(servers, rank_info, reporter, hook)
         own = list(job.callbacks)
-        progress = StepProgress(reporter, plan, partition, self._feed, self._exchange)
+        progress = StepProgress(reporter, partition, self._feed, self._exchange)
         times = None
         if job.traced:
             times = StepTimes(reporter, partition, rank_info.world_size, self._feed, self._exchange, self._position)

@@ -13,7 +13,6 @@ import numpy as np
 
 from elephant.backends.gradient_averager import StopSignal
 from elephant.collective.communicator import Communicator
-from elephant.data.epoch_plan import EpochPlan
 from elephant.errors import ConfigurationError, TrainingError
 from elephant.modeling.sync_batch_norm import synchronized_layers
 from elephant.modeling.variables import (
@@ -52,6 +51,7 @@ class CallbackOrder(Enum):
     STOP = auto()  # has all ranks stop at the same step, when any callback before has asked for it
     DRIVER = auto()  # waits for the callbacks on the driver
     CHECKPOINT = auto()  # keeps the state that all of these have left
+    MOVES = auto()  # finds out whether rows are to be on other ranks in the next epoch
     LOSSES = auto()  # tries losses in a part of the time that is none of a step's
 
 
@@ -164,7 +164,6 @@ class GlobalEpoch(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         self._communicator = communicator
-        self._plan = weight.plan
         self._weight = weight
         self._validation_batches = validation_batches
         self._callbacks = TestCallbacks(list(callbacks))
@@ -176,7 +175,7 @@ class GlobalEpoch(keras.callbacks.Callback):
             logs.update(global_logs(self.model, self._communicator, logs, self._weight()))
             average_moving_statistics(self.model, self._communicator, self._weight.since(0))
             require_equal_weights(self.model, self._communicator, epoch)
-        if sum(self._plan.validation_rows):
+        if sum(self._weight.plan.validation_rows):
             results = self._validate()
             logs.update({f"val_{name}": value for name, value in results.items()})
         self._logs = dict(logs)
@@ -187,7 +186,7 @@ class GlobalEpoch(keras.callbacks.Callback):
             logs.update(self._logs)
 
     def _validate(self) -> dict[str, Any]:
-        steps = self._plan.validation_steps(self._communicator.rank)
+        steps = self._weight.plan.validation_steps(self._communicator.rank)
         if steps:
             self.model.evaluate(self._validation_batches(), steps=steps, verbose=0, callbacks=self._callbacks)
         else:
@@ -218,21 +217,21 @@ class StepProgress(keras.callbacks.Callback):
     It comes after the callbacks that may take long.
 
     Args:
-        plan: The steps of an epoch.
         feed: Where the rows come from.
         exchange: Counts what goes to other ranks, or to servers, and how long that takes.
+
+    Attributes:
+        ended_epoch: What was told of the last epoch that has ended; None in the first one.
     """
 
-    def __init__(
-        self, reporter: StepReporter, plan: EpochPlan, rank: int, feed: BatchFeed, exchange: ExchangeCounts
-    ) -> None:
+    def __init__(self, reporter: StepReporter, rank: int, feed: BatchFeed, exchange: ExchangeCounts) -> None:
         super().__init__()
+        self.ended_epoch: RankEpoch | None = None
         self._reporter = reporter
-        self._plan = plan
         self._rank = rank
         self._feed = feed
         self._exchange = exchange
-        self._interval_s = max(_PROGRESS_INTERVAL_S, plan.world_size / _PROGRESS_PER_S)
+        self._interval_s = max(_PROGRESS_INTERVAL_S, feed.plan.world_size / _PROGRESS_PER_S)
         self._noted_at = 0.0
         self._is_traced = False
 
@@ -271,7 +270,7 @@ class StepProgress(keras.callbacks.Callback):
                 rank=self._rank,
                 epoch=self._epoch,
                 step=self._last,
-                steps=self._plan.steps,
+                steps=self._feed.plan.steps,
                 logs=logs,
                 rows=self._rows(self._first),
                 rows_per_s=self._rows(first) / seconds if steps else 0.0,
@@ -282,24 +281,24 @@ class StepProgress(keras.callbacks.Callback):
 
     def _rows(self, first: int) -> int:
         """Returns how many rows of its own the epoch's steps from ``first`` on have used."""
-        number = self._plan.number
-        return self._plan.rows_between(self._rank, number(self._epoch, first), number(self._epoch, self._last))
+        plan = self._feed.plan
+        first_number, last_number = plan.number(self._epoch, first), plan.number(self._epoch, self._last)
+        return plan.rows_between(self._rank, first_number, last_number)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         waited_s, fed_s, bytes_sent = self._counted
-        self._reporter.send(
-            RankEpoch(
-                rank=self._rank,
-                epoch=epoch,
-                rows=self._rows(max(self._first, 0)),
-                seconds=time.monotonic() - self._began,
-                training_s=self._ended - self._began,
-                wait_s=self._exchange.waited_s - waited_s,
-                input_s=self._feed.waited_s - fed_s,
-                bytes_sent=self._exchange.bytes_sent - bytes_sent,
-                training_wait_s=self._waited_s - waited_s,
-            )
+        self.ended_epoch = RankEpoch(
+            rank=self._rank,
+            epoch=epoch,
+            rows=self._rows(max(self._first, 0)),
+            seconds=time.monotonic() - self._began,
+            training_s=self._ended - self._began,
+            wait_s=self._exchange.waited_s - waited_s,
+            input_s=self._feed.waited_s - fed_s,
+            bytes_sent=self._exchange.bytes_sent - bytes_sent,
+            training_wait_s=self._waited_s - waited_s,
         )
+        self._reporter.send(self.ended_epoch)
 
 
 class DriverTurn(keras.callbacks.Callback):

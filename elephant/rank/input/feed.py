@@ -32,6 +32,8 @@ from elephant.data.shuffling import (
     left_over,
     order_by_length,
 )
+from elephant.data.virtual_shards import ElasticPlan, validation_places
+from elephant.rank.input.piece_reader import PieceReader, with_stand_ins
 from elephant.rank.input.preprocessed_shard import BatchChanges
 from elephant.rank.input.tensors import Tensors
 
@@ -169,29 +171,45 @@ class BatchFeed:
         changes: BatchChanges | None = None,
         class_weight: Mapping[int, float] | None = None,
     ) -> None:
-        self._shard = shard
-        self._plan = plan
         self._config = config
         self._rank = rank
         self._changes = changes if changes is not None and changes.any else None
+        self._class_weight = class_weight
+        self.digest = np.zeros(2, np.int64)
+        self.waited_s = 0.0
+        self.draw_from(shard, plan)
+
+    def draw_from(self, shard: Shard, plan: EpochPlan) -> None:
+        """Draws from other rows from here on; batches have to be asked for anew.
+
+        Args:
+            shard: The rows. The ones before are not closed: what reads ahead may still be at them.
+            plan: The steps.
+        """
+        config = self._config
+        self._shard = shard
+        self._plan = plan
         # What batches are when they have been changed.
         self._changed = shard if self._changes is None else self._changes.row_shard
         self._tensors = Tensors(self._changed)
-        self._training_tensors = Tensors(self._changed, class_weight)
+        self._training_tensors = Tensors(self._changed, self._class_weight)
         # None where rows are drawn from the order in which they were delivered.
-        self._content, self.digest = None, np.zeros(2, np.int64)
+        self._content = None
+        self._pieces = shard.pieces()
         if config.keeps_states or _needs_content_order(config):
             hashes = content_hashes(shard)
-            places = np.uint64(1) if config.shuffle else 2 * np.arange(len(hashes), dtype=np.uint64) + np.uint64(1)
+            is_any_order = config.shuffle or config.elastic is not None
+            places = np.uint64(1) if is_any_order else 2 * np.arange(len(hashes), dtype=np.uint64) + np.uint64(1)
             self.digest[:] = len(hashes), np.sum(hashes * places).view(np.int64)
-            self._content = np.argsort(hashes, kind="stable") if _needs_content_order(config) else None
+            if _needs_content_order(config):
+                by_piece = (hashes, self._pieces) if len(self._pieces) else (hashes,)
+                self._content = np.lexsort(by_piece)
         self._taken = self._validation_places()
         stand_ins = current().stand_in_rows
         self._stand_in = self._changed.zeros(stand_ins)
         if shard.num_rows:
             self._stand_in = self._validated(shard.take(np.zeros(stand_ins, dtype=np.int64)), 0)
         self._validation: Any = None
-        self.waited_s = 0.0
         # When the rows of a run were there, by the number of its first step since the batches began.
         self._ready_at: dict[int, float] = {}
         self._steps = 0
@@ -206,6 +224,16 @@ class BatchFeed:
         for _ in range(steps):
             self.waited_s += max(self._ready_at.pop(self._steps, began) - began, 0.0)
             self._steps += 1
+
+    @property
+    def plan(self) -> EpochPlan:
+        """The steps."""
+        return self._plan
+
+    @property
+    def shard(self) -> Shard:
+        """The rows."""
+        return self._shard
 
     @property
     def rows(self) -> RowSpec:
@@ -233,9 +261,11 @@ class BatchFeed:
         """
         first_number = self._plan.number(first_epoch, first_step)
         first_pass, step = divmod(first_number, self._plan.pass_steps)
-        in_runs = self._tensors.are_fixed and self._changes is None
-        rows = self._training_rows()
-        runs = self._runs(rows.count, self._plan.pass_steps, in_runs=in_runs)
+        # Batches of different lengths are no run.
+        in_runs = self._tensors.are_fixed and self._changes is None and not self._plan.varies
+        rows, runs = self._training_rows(in_runs=in_runs)
+        if isinstance(rows, PieceReader) and self._tensors.are_fixed and self._changes is None:
+            return self._batches_of_lengths(rows, first_pass, step)
         ends = np.cumsum([run.batches for run in runs])
         first_run = int(np.searchsorted(ends, step, side="right"))
         within = step - int(ends[first_run] - runs[first_run].batches)
@@ -258,6 +288,27 @@ class BatchFeed:
             return arrays
 
         return current().batches(read, None, self._training_tensors, in_runs=in_runs)
+
+    def _batches_of_lengths(self, rows: PieceReader, first_pass: int, step: int) -> Any:
+        """Returns the batches of all passes from a step of one on, each of its own length; many are read at once."""
+        plan, (starts, lengths) = self._plan, rows.lengths
+        stand_in = self._training_tensors.arrays(self._stand_in)
+        row_bytes = sum(array.nbytes for array in stand_in) // len(stand_in[0])
+        together = max(_RUN_BYTES // max(int(lengths.max()) * row_bytes, 1), 1)
+        runs_of_pass, first_run = -(-plan.pass_steps // together), step // together
+        ready_at: dict[int, float] = {}
+        self._ready_at, self._steps = ready_at, 0
+
+        def read(index: int) -> Arrays:
+            number, place = divmod(int(index) + first_run, runs_of_pass)
+            first = step if index == 0 else place * together
+            last = min((place + 1) * together, plan.pass_steps)
+            values = rows.read(first_pass + number, int(starts[first]), int(starts[last]))
+            arrays = with_stand_ins(self._training_tensors.arrays(values), lengths[first:last], stand_in)
+            ready_at[max(number * plan.pass_steps + first - step, 0)] = time.monotonic()
+            return tuple(arrays)
+
+        return current().batches(read, None, self._training_tensors, in_runs=True, of_lengths=True)
 
     def sample(self, most: int, turn: int = 0) -> tuple[Any, Any, Any] | None:
         """Returns rows from all over this rank's shard as a batch: ``x``, ``y`` and ``sample_weight``.
@@ -298,13 +349,20 @@ class BatchFeed:
             self._validation = current().batches(read, len(runs), self._tensors, in_runs=in_runs)
         return self._validation
 
-    def _training_rows(self) -> TrainingRows:
-        return TrainingRows(self._shard, self._config, self._rank, self._taken, self._content)
+    def _training_rows(self, *, in_runs: bool) -> tuple[TrainingRows | PieceReader, list[BatchRun]]:
+        """Returns a reader of the rows of passes, and the runs of batches that a pass has."""
+        shard, plan, config, rank = self._shard, self._plan, self._config, self._rank
+        if isinstance(plan, ElasticPlan) and self._content is not None:
+            return PieceReader(shard, plan, config, rank, self._content, self._taken), plan.runs_of_pass(rank)
+        rows = TrainingRows(shard, config, rank, self._taken, self._content)
+        return rows, self._runs(rows.count, plan.pass_steps, in_runs=in_runs)
 
     def _validation_places(self) -> np.ndarray:
         """Returns the places of the validation rows in the order that everything is drawn from, sorted."""
         shard, config, rank = self._shard, self._config, self._rank
         marked = shard.validation_rows()
+        if isinstance(self._plan, ElasticPlan) and self._content is not None and not len(marked):
+            return validation_places(self._pieces[self._content], self._plan.piece_validation, seed=config.seed)
         if not len(marked):
             return random_rows(config.seed, rank, shard.num_rows, self._plan.validation_rows[rank])
         if self._content is None:
@@ -350,6 +408,6 @@ def _needs_content_order(config: FitConfig) -> bool:
     """Returns whether rows are drawn from an order that their values decide, not from that of their delivery.
 
     A worker that is run again goes on where its predecessor ended, and must meet the same rows there; so must
-    the ranks of a fit that goes on from a checkpoint.
+    the ranks of a fit that goes on from a checkpoint. Rows of an elastic fit have no other order.
     """
-    return config.shuffle and (not config.is_synchronous or config.keeps_states)
+    return config.elastic is not None or (config.shuffle and (not config.is_synchronous or config.keeps_states))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from elephant.collective.communicator import Communicator
 from elephant.data.ragged import Values
-from elephant.data.schema import DataSchema
+from elephant.data.schema import PIECE, VALIDATION, DataSchema
 from elephant.data.shard import Shard, ShardWriter, content_order
 from elephant.rank.input.preprocessing import (
     AUGMENT,
@@ -158,13 +159,15 @@ def _cached(
 
     first = chunk(0) if shard.num_rows else ()
     schema = _agree(preprocessing, job.model_schema, communicator, has_rows=shard.num_rows > 0)
+    schema = replace(schema, piece=shard.schema.piece)
     folder = None if shard.folder is None else shard.folder.with_name(f"{shard.folder.name}-preprocessed")
     if folder is not None:
         marked = np.zeros(shard.num_rows, bool)
         marked[shard.validation_rows()] = True
         with ShardWriter(folder, schema) as writer:
             parts = -(-shard.num_rows // length)
-            _together(_written(writer, schema, first, chunk, parts, marked[order], length, shard.forget), communicator)
+            beside = {VALIDATION: marked[order], **({PIECE: shard.pieces()[order]} if schema.piece is not None else {})}
+            _together(_written(writer, schema, first, chunk, parts, beside, length, shard.forget), communicator)
     else:
         _together(iter(()), communicator)
     shard.close()
@@ -179,19 +182,21 @@ def _written(
     first: tuple[Values, ...],
     chunk: Callable[[int], tuple[Values, ...]],
     parts: int,
-    marked: np.ndarray,
+    beside: Mapping[str, np.ndarray],
     length: int,
     forget: Callable[[], None],
 ) -> Iterator[None]:
-    """Writes one chunk after the other, with a pause after each."""
+    """Writes one chunk after the other, with a pause after each.
+
+    Args:
+        beside: Columns that are not of batches, by role, as far as the schema has them.
+    """
     for number in range(parts):
         values = chunk(number) if number else first
         forget()
         columns = {field.role: value for field, value in zip(schema.batch_fields, values, strict=True)}
-        validation = marked[number * length : (number + 1) * length]
-        if schema.validation is not None:
-            columns[schema.validation.role] = validation
-        writer.write_values(columns, len(validation))
+        columns |= {role: column[number * length : (number + 1) * length] for role, column in beside.items()}
+        writer.write_values(columns, len(columns[VALIDATION]))
         yield
 
 

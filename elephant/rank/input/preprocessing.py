@@ -204,7 +204,7 @@ def augmentation(
         function, keys = _by_either_name(function, keys[0], column), [column]
     nest: Nest = {key: place for place, key in enumerate(keys)}
     named = tuple(replace(field, columns=(key,)) for field, key in zip(schema.inputs, keys, strict=True))
-    seen = replace(schema, inputs=named, x=nest, validation=None)
+    seen = replace(schema, inputs=named, x=nest, validation=None, piece=None)
     made = Preprocessing(function, seen, replace(schema, inputs=named), names, row_shapes, title="augmentation")
     made.settle(_with_fields(seen, [_closed(field, row_shapes) for field in seen.batch_fields]))
     return made

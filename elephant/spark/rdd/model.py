@@ -23,8 +23,9 @@ from elephant.monitor.progress import Progress
 from elephant.options import FIT, OPTION, SERVERS, full_mode, options_of, refuse_unknown
 from elephant.rank.input.tensors import blank_batch
 from elephant.rank.job import BatchFunctions, TrainingJob, limited
+from elephant.spark.class_weights import class_weights
 from elephant.spark.evaluate import Evaluation, evaluate_rows
-from elephant.spark.fit import class_weights, description_of, open_checkpoints, train
+from elephant.spark.fit import description_of, open_checkpoints, train
 from elephant.spark.params import check_fit
 from elephant.spark.rdd.inference import Predictions, first_record, marked, predict, require_rdd, split_inputs
 from elephant.spark.rdd.schema import plan_inputs, plan_training

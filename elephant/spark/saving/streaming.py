@@ -314,11 +314,11 @@ class StreamTrainer:
 
     def _estimator_for(self, spec: ModelSpec, batch: int, rows: int) -> Estimator:
         estimator = self._estimator.copy()
-        workers = estimator.getOrDefault("numWorkers")
+        given, most = estimator.getOrDefault("numWorkers"), max(rows // self._min_rows, 1)
         set_params(
             estimator,
             model=spec,
-            numWorkers=max(min(workers, rows // self._min_rows), 1),
+            numWorkers=tuple(min(one, most) for one in given) if isinstance(given, tuple) else min(given, most),
             # Every micro-batch draws its own order, and its own validation rows.
             seed=(estimator.getOrDefault("seed") + batch) % 2**63,
         )

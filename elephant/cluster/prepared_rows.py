@@ -1,0 +1,163 @@
+"""Rows of a DataFrame that are read once and stay on the executors' disks, for the fits that follow.
+
+They lie in Spark's own cache: Spark sends a task to where its rows are, has those of an executor that is lost read
+again, and lets go of all with the session.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark import StorageLevel
+
+from elephant.cluster.row_source import FrameRows, TaskFunction
+from elephant.cluster.spark_job import SparkJob, cancellation, cause_of, described
+from elephant.data.schema import DataSchema
+from elephant.errors import JobCancelledError, warn_user
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_LOOK_S = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """The columns and partitions that rows are asked for in.
+
+    Args:
+        schema: What the columns become.
+        number: Of partitions; None where they are as the user's frame has them.
+        is_dealt: Whether the rows are dealt out anew for that number.
+    """
+
+    schema: DataSchema | None
+    number: int | None = None
+    is_dealt: bool = False
+
+
+class RowsOnDisk:
+    """Frames of one data set whose rows executors have on their disks, by form; several fits may ask at once.
+
+    Attributes:
+        is_released: Whether executors keep nothing any more: each fit reads the rows again then.
+    """
+
+    def __init__(self) -> None:
+        self.is_released = False
+        self._lock = threading.Lock()
+        # Not by hash: what nests the columns of a schema may be a dictionary.
+        self._frames: list[tuple[Form, DataFrame]] = []
+        self._first_rows: list[tuple[DataSchema | None, pa.RecordBatch | None]] = []
+
+    def of(self, form: Form, frame: DataFrame) -> DataFrame:
+        """Returns a frame with the rows of the given one, which are read now where no one has asked for them before.
+
+        Where they cannot be kept, what was kept is released, the user is warned, and the frame comes back as it is.
+
+        Raises:
+            JobCancelledError: Somebody cancelled the job that reads them.
+        """
+        with self._lock:
+            for known, on_disk in self._frames:
+                if known == form:
+                    return on_disk
+            if self.is_released:
+                return frame
+            try:
+                # Whatever ends the job, an interrupt too, leaves nothing behind.
+                with contextlib.ExitStack() as undoing:
+                    undoing.callback(_let_go, frame)
+                    frame.persist(StorageLevel.DISK_ONLY)
+                    _read(frame)
+                    undoing.pop_all()
+            except JobCancelledError:
+                raise
+            except Exception as error:
+                # What is wrong with the rows, a fit says better, which reads them then.
+                self._let_all_go()
+                reason = cause_of(error)
+            else:
+                self._frames.append((form, frame))
+                return frame
+        warn_user(f"The rows could not be kept on the executors, and each fit reads them again: {reason}")
+        return frame
+
+    def first_row(self, rows: FrameRows) -> pa.RecordBatch | None:
+        """Returns the first row of some rows, for which Spark is asked once."""
+        with self._lock:
+            for known, first in self._first_rows:
+                if known == rows.schema:
+                    return first
+            self._first_rows.append((rows.schema, rows.first_row()))
+            return self._first_rows[-1][1]
+
+    def release(self) -> bool:
+        """Has the executors remove what they keep, and keep no more; returns whether they have kept something."""
+        with self._lock:
+            return self._let_all_go()
+
+    def _let_all_go(self) -> bool:
+        frames, self._frames, self.is_released = self._frames, [], True
+        for _, frame in frames:
+            _let_go(frame)
+        return bool(frames)
+
+
+@dataclass(eq=False)
+class PreparedRows(FrameRows):
+    """The rows of a DataFrame, of which executors keep what was asked for once.
+
+    Args:
+        on_disk: What they keep of the data set.
+    """
+
+    on_disk: RowsOnDisk = field(default_factory=RowsOnDisk)
+
+    def in_partitions(self, number: int) -> FrameRows:
+        """Returns the rows in so many partitions, as executors keep them."""
+        return self._on_disk_in(number) if self.has_partitions(number) else self.repartitioned(number)
+
+    def repartitioned(self, number: int) -> FrameRows:
+        """Returns the rows dealt out anew in so many partitions, as executors keep them."""
+        return self._on_disk_in(number, is_dealt=True)
+
+    def _on_disk_in(self, number: int | None = None, *, is_dealt: bool = False) -> FrameRows:
+        plain = FrameRows(self.frame, self.schema, self.first)
+        asked = plain.repartitioned(number) if number is not None and is_dealt else plain
+        form = Form(schema=self.schema, number=number, is_dealt=is_dealt)
+        return FrameRows(self.on_disk.of(form, asked.frame), self.schema, self.first)
+
+    def first_row(self) -> pa.RecordBatch | None:
+        """Returns one row of the frame."""
+        return self.on_disk.first_row(FrameRows(self.frame, self.schema, self.first))
+
+    def mapped(self, task: TaskFunction) -> tuple[DataFrame, TaskFunction]:
+        """Returns the frame that executors keep."""
+        return self._on_disk_in().mapped(task)
+
+
+def _read(frame: DataFrame) -> None:
+    """Has Spark read all rows of a frame that it is to keep; raises what Spark does, or JobCancelledError."""
+    session = frame.sparkSession
+    with described(session, "rows for several fits"):
+        job = SparkJob(session, f"elephant-rows-{secrets.token_hex(8)}", lambda: [frame.count()])
+        try:
+            while job.running:
+                job.wait(_LOOK_S)
+        except BaseException:
+            job.cancel()
+            raise
+    if job.error is not None:
+        raise cancellation(job.error) or job.error
+
+
+def _let_go(frame: DataFrame) -> None:
+    # A session that has ended keeps nothing.
+    with contextlib.suppress(Exception):
+        frame.unpersist()

@@ -1,0 +1,1 @@
+"""Elastic fits: how many workers there are, and when that changes."""

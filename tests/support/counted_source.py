@@ -1,0 +1,57 @@
+"""A DataFrame that tells how often Spark has computed each of its partitions."""
+
+import os
+import uuid
+
+from keras_reference import classifier_data, split
+from spark_frames import partitioned_frame, split_rows
+
+SIZES = (15, 9)
+SCHEMA = "features array<double>, label double"
+
+
+class CountedSource:
+    """A frame whose partitions leave a mark each time that they are computed.
+
+    Args:
+        folder: For the marks.
+        sizes: Rows of each partition.
+        failures: How often the first partition cannot be computed.
+
+    Attributes:
+        parts: Arrays by name of each partition.
+    """
+
+    def __init__(self, spark, folder, sizes=SIZES, failures=0):
+        columns = classifier_data(sum(sizes))
+        self._folder = folder
+        self.parts = split(columns, sizes)
+        plain = partitioned_frame(spark, split_rows(columns, sizes), SCHEMA)
+        self.frame = plain.mapInPandas(marking(str(folder), failures), SCHEMA)
+
+    @property
+    def reads(self):
+        """How often each partition was computed."""
+        places = [int(name.split("-")[0]) for name in os.listdir(self._folder)]
+        return [places.count(place) for place in range(len(self.parts))]
+
+
+def marking(folder, failures):
+    """Returns a function for ``mapInPandas`` that leaves a mark."""
+
+    def rows(frames):
+        from pyspark import TaskContext
+
+        place = TaskContext.get().partitionId()
+        with open(os.path.join(folder, f"{place}-{uuid.uuid4()}"), "w"):
+            pass
+        if place == 0 and sum(name.startswith("0-") for name in os.listdir(folder)) <= failures:
+            raise RuntimeError("no rows today")
+        yield from frames
+
+    return rows
+
+
+def keeps_nothing(spark):
+    """Returns whether Spark's cache is empty."""
+    return spark._jsparkSession.sharedState().cacheManager().isEmpty()
