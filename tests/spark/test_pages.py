@@ -25,7 +25,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _WORDS = [
     (r"(num_?[wW]orkers)=4", r"\1=2"),
     (r"epochs=\d+", "epochs=1"),
-    (r"(n|max)_trials=\d+", r"\1_trials=1"),
+    (r"\b((?:n_|max_)?trials)=\d+", r"\1=1"),
     (r"(?<=\")(hdfs://|s3a://)?/?(?=(data|models|serving|checkpoints|arriving|cats)/?)", "{folder}/"),
     (r"s3://bucket/", "{folder}/data/"),
     (r"^\.\.\.$", "stream.query.processAllAvailable()"),
@@ -309,4 +309,5 @@ _HERE = {
     "progress": for_progress,
     "rdds": for_rdds,
     "serving": for_serving,
+    "tuning": lambda *given: {"build_model": lambda units: classifier(8, classes=units)},
 }
