@@ -47,16 +47,28 @@ def executor_process(name):
     raise AssertionError(f"no executor {name}")
 
 
+def active_executors(spark):
+    listed = spark.sparkContext._jsc.sc().statusStore().executorList(True)
+    return [listed.apply(place) for place in range(listed.size())]
+
+
 def holder_on_disk(spark):
     """Waits until Spark has noted which executors have rows on their disks; returns the id of one."""
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
-        listed = spark.sparkContext._jsc.sc().statusStore().executorList(True)
-        for one in (listed.apply(place) for place in range(listed.size())):
+        for one in active_executors(spark):
             if one.rddBlocks() and one.diskUsed():
                 return one.id()
         time.sleep(0.1)
     raise AssertionError("no executor has rows on its disk")
+
+
+def await_loss(spark, name):
+    """Waits until Spark knows that an executor is gone: before, others read on this host what it had on its disk."""
+    deadline = time.monotonic() + 60
+    while any(one.id() == name for one in active_executors(spark)):
+        assert time.monotonic() < deadline, f"Spark takes executor {name} for alive"
+        time.sleep(0.1)
 
 
 @pytest.fixture(autouse=True)
@@ -169,6 +181,7 @@ def test_fit_when_an_executor_was_lost_then_its_part_alone_is_read_again(spark, 
         victim = executor_process(lost)
         victim.kill()
         victim.wait(20)
+        await_loss(spark, lost)
         assert_equal_one_process(estimator_of().fit(rows), source, 0.01)
         # Both where one executor had both.
         assert sorted(source.reads) in ([1, 2], [2, 2])
