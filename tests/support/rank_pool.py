@@ -209,10 +209,12 @@ class RankPool:
 
     Args:
         backend: Of Keras in these processes; None leaves it to their environment.
+        environment: More of theirs, by name.
     """
 
-    def __init__(self, backend=None):
-        self._backend = backend
+    def __init__(self, backend=None, environment=None):
+        self._environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **({"KERAS_BACKEND": backend} if backend else {})}
+        self._environment |= environment or {}
         self._context = multiprocessing.get_context("forkserver")
         # One of its own: another pool has another backend.
         self._server = forkserver.ForkServer()
@@ -225,9 +227,8 @@ class RankPool:
         process = self._context.Process(
             target=serve, args=(theirs, self._folder.name), name=f"rank-{index}", daemon=True
         )
-        environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **({"KERAS_BACKEND": self._backend} if self._backend else {})}
         with (
-            mock.patch.dict(os.environ, environment),
+            mock.patch.dict(os.environ, self._environment),
             mock.patch.object(forkserver, "connect_to_new_process", self._server.connect_to_new_process),
         ):
             process.start()

@@ -195,6 +195,9 @@ def _readable(path: str) -> Iterator[None]:
     """Turns what reading raises that is not what it seems into an error of elephant's."""
     try:
         yield
+    except ConfigurationError as error:
+        # What a value is told by does not know where it stands.
+        raise error if path in str(error) else ConfigurationError(f"load: {path}: {error}") from error
     except (ElephantError, OSError, PySparkException):
         raise
     except UNREADABLE as error:
