@@ -205,6 +205,8 @@ def test_process_when_its_task_is_stopped_at_its_end_then_waits_and_leaves_no_fi
         child = psutil.Process(int(number))
         appears(tmp_path / "gate.reached")
         task.send_signal(signal.SIGSTOP)
+        while psutil.Process(task.pid).status() != psutil.STATUS_STOPPED:
+            time.sleep(0.01)
         (tmp_path / "gate").touch()
         appears(os.path.join(folder, RESULT_FILE))
         with pytest.raises(psutil.TimeoutExpired):
