@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Arrays = tuple[np.ndarray, ...]
 # Shape and dtype of a tensor.
-Spec = tuple[Sequence[int], Any]
+Spec = tuple[Sequence[int | None], Any]
 # Takes so many training steps with batches of an iterator, all of so many rows, or of unknown lengths where that is
 # None; returns the logs of the last one.
 Steps = Callable[[Any, int, int | None], Any]
@@ -129,6 +129,7 @@ class Backend(ABC):
         stand_in_rows: How many rows a rank that brings none to a step puts through its model.
         optimizers: The beginning of the module's name by which Keras saves its optimizers, where that is the backend's.
         program_layers: Layers of Keras that hold a program of the framework, or load one.
+        compiles_host_calls: Whether a step that XLA compiles can call a function on the host.
     """
 
     name: str
@@ -152,6 +153,7 @@ class Backend(ABC):
     stand_in_rows = 1
     optimizers = ""
     program_layers: tuple[str, ...] = ()
+    compiles_host_calls = False
 
     # Before the framework is imported.
 
@@ -258,7 +260,7 @@ class Backend(ABC):
         Args:
             forward: As the function of `call_on_host`.
             backward: Takes the arrays of the tensors, then the gradients of what ``forward`` has returned for them;
-                returns the gradients of the tensors.
+                returns the gradients of those tensors that are floats.
             tensors: What ``forward`` gets.
             specs: Shape and dtype of what it returns; a dimension may be None unless `fixed_shapes`.
         """
@@ -396,6 +398,16 @@ class Backend(ABC):
 
         inputs = keras.utils.unpack_x_y_sample_weight
         return lambda *arrays: model.predict_on_batch(inputs(form.assembled(arrays))[0])
+
+
+def in_places(found: Sequence[Any], are_floats: Sequence[bool]) -> list[Any]:
+    """Returns the gradients of tensors, of those that are floats as they were found; None in the others' places.
+
+    >>> in_places(["a", "b"], [True, False, True])
+    ['a', None, 'b']
+    """
+    gradients = iter(found)
+    return [next(gradients) if is_float else None for is_float in are_floats]
 
 
 def stage_objective(loss: StageLoss | None, outputs: list[Any], targets: Any, losses: Sequence[Any], share: Any) -> Any:

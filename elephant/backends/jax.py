@@ -20,6 +20,7 @@ from elephant.backends.base import (
     Spec,
     StageFunctions,
     StageLoss,
+    in_places,
     stage_objective,
     sums_of_gradients,
 )
@@ -54,6 +55,7 @@ class JaxBackend(Backend):
     fixed_shapes = True
     has_nccl = True
     divides_models = True
+    compiles_host_calls = True
 
     def __init__(self) -> None:
         # What reduces gradients on the devices of all ranks, in a process that has joined them.
@@ -116,7 +118,7 @@ class JaxBackend(Backend):
 
         def call(*arrays: Any) -> list[np.ndarray]:
             found = function(*map(np.asarray, arrays))
-            return [np.asarray(array, dtype).reshape(shape) for array, (shape, dtype) in zip(found, specs, strict=True)]
+            return [np.asarray(array, one.dtype).reshape(one.shape) for array, one in zip(found, outputs, strict=True)]
 
         outputs = [jax.ShapeDtypeStruct(tuple(shape), np.dtype(dtype)) for shape, dtype in specs]
         given = [jax.lax.stop_gradient(tensor) for tensor in tensors]
@@ -138,8 +140,9 @@ class JaxBackend(Backend):
             return call(*values), values
 
         def call_backward(values: tuple[Any, ...], upstream: list[Any]) -> tuple[Any, ...]:
-            like = [(value.shape, value.dtype) for value in values]
-            return tuple(self.call_on_host(backward, [*values, *upstream], like))
+            are_floats = [jax.numpy.issubdtype(value.dtype, jax.numpy.floating) for value in values]
+            like = [(one.shape, one.dtype) for one, is_float in zip(values, are_floats, strict=True) if is_float]
+            return tuple(in_places(self.call_on_host(backward, [*values, *upstream], like), are_floats))
 
         op = jax.custom_vjp(call)
         op.defvjp(call_forward, call_backward)

@@ -19,6 +19,7 @@ from elephant.backends.base import (
     StageFunctions,
     StageLoss,
     Steps,
+    in_places,
     stage_objective,
     sums_of_gradients,
 )
@@ -178,7 +179,9 @@ class TensorFlowBackend(Backend):
         def op(*values: Any) -> tuple[list[Any], Callable[..., list[Any]]]:
             def gradient(*upstream: Any) -> list[Any]:
                 given = [*values, *map(tf.convert_to_tensor, upstream)]
-                return self.call_on_host(backward, given, [(value.shape, value.dtype) for value in values])
+                are_floats = [value.dtype.is_floating for value in values]
+                like = [(one.shape, one.dtype) for one in values if one.dtype.is_floating]
+                return in_places(self.call_on_host(backward, given, like), are_floats)
 
             return self.call_on_host(forward, values, specs), gradient
 

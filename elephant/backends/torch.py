@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from elephant.backends.base import Backend, Spec, StageFunctions, StageLoss, stage_objective, sums_of_gradients
+from elephant.backends.base import (
+    Backend,
+    Spec,
+    StageFunctions,
+    StageLoss,
+    in_places,
+    stage_objective,
+    sums_of_gradients,
+)
 from elephant.backends.keras_private import TORCH_OPTIMIZERS, optimized_variables
 from elephant.errors import UnsupportedError
 
@@ -124,7 +132,9 @@ class TorchBackend(Backend):
             @staticmethod
             def backward(context: Any, *gradients: Any) -> Any:
                 values = context.saved_tensors
-                return tuple(from_host(backward(*to_host([*values, *gradients])), values))
+                found = backward(*to_host([*values, *gradients]))
+                like = [value for value in values if value.is_floating_point()]
+                return tuple(in_places(from_host(found, like), [value.is_floating_point() for value in values]))
 
         return list(HostOp.apply(*tensors))
 

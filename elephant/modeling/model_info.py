@@ -26,6 +26,7 @@ from elephant.config import FitConfig
 from elephant.data.json_types import require_types
 from elephant.data.schema import Nest, from_json, num_leaves
 from elephant.errors import ConfigurationError, UnsupportedError
+from elephant.modeling.sharded_embedding import sharded_embeddings
 from elephant.modeling.sync_batch_norm import synchronized_layers
 from elephant.modeling.variables import parts_of
 
@@ -297,6 +298,7 @@ class ModelInfo:
         several_rates: Whether the optimizer has no learning rate but those of the ones inside, as a `MultiOptimizer`.
         has_call: Whether its class has a ``call``; one with a ``train_step`` of its own trains without.
         synchronized: Whether it has a ``BatchNormalization(synchronized=True)``.
+        sharded: Names of its ShardedEmbedding layers.
         is_compiled: Whether it has an optimizer and what that minimizes.
         is_stateful: Whether each of its batches goes on where the batch before has ended, as ``LSTM(stateful=True)``.
     """
@@ -311,6 +313,7 @@ class ModelInfo:
     several_rates: bool = False
     has_call: bool = True
     synchronized: bool = False
+    sharded: tuple[str, ...] = ()
     is_compiled: bool = True
     is_stateful: bool = False
 
@@ -335,6 +338,7 @@ class ModelInfo:
             several_rates=hasattr(getattr(optimizer, "inner_optimizer", optimizer), "optimizers"),
             has_call=type(model).call is not keras.Model.call,
             synchronized=bool(synchronized_layers(model, every=False)),
+            sharded=tuple(layer.name for layer in sharded_embeddings(model)),
             is_compiled=bool(model.compiled),
             is_stateful=any(getattr(layer, "stateful", False) for layer in flat_layers(model)),
         )
@@ -375,6 +379,22 @@ class ModelInfo:
                 f"{config.frequency!r}. Change them, or build the layers with synchronized=False."
             )
 
+    def check_tables(self, config: FitConfig) -> None:
+        """Raises UnsupportedError for a way of training that does not know how to divide the model's tables."""
+        together = config.is_synchronous and config.averages_gradients
+        ways = {
+            f"{config.way} and frequency={config.frequency!r}": not together,
+            "pipelineStages": config.pipeline_stages is not None,
+            "distribution": config.distribution is not None,
+        }
+        received = [way for way, is_taken in ways.items() if is_taken]
+        if self.sharded and received:
+            raise UnsupportedError(
+                f"model: expected {config.way_of_ranks} and frequency='batch' with the ShardedEmbedding "
+                f"{self.sharded[0]!r}, whose table is divided over workers that take every step together. Received: "
+                f"{', '.join(received)}. Change that, or build the model with keras.layers.Embedding."
+            )
+
     @property
     def knows_outputs(self) -> bool:
         """True if the outputs are known by their names: a subclass that is not built may have any."""
@@ -390,7 +410,8 @@ class ModelInfo:
         inputs = (InputInfo(**{name: _tuple(value) for name, value in part.items()}) for part in form["inputs"])
         outputs = (OutputInfo(**{name: _tuple(value) for name, value in part.items()}) for part in form["outputs"])
         nests = {name: from_json(form[name]) for name in ("x", "y")}
-        read = cls(**{**form, **nests, "inputs": tuple(inputs), "outputs": tuple(outputs)})
+        sharded = tuple(form.get("sharded", ()))
+        read = cls(**{**form, **nests, "inputs": tuple(inputs), "outputs": tuple(outputs), "sharded": sharded})
         for part in (read, *read.inputs, *read.outputs):
             require_types(part)
         for dtype in (read.dtype, *(one.dtype for one in read.inputs)):
@@ -410,7 +431,7 @@ def computes_own_loss(model: keras.Model) -> bool:
     """
     if type(model).compute_loss is not keras.Model.compute_loss:
         return True
-    return any(not type(layer).__module__.startswith("keras.") for layer in flat_layers(model))
+    return any(not type(layer).__module__.startswith(("keras.", "elephant.")) for layer in flat_layers(model))
 
 
 def adds_loss(model: keras.Model) -> bool:

@@ -11,7 +11,7 @@ from an archive; and two variables may have the same.
 
 ::
 
-    model/PATH             a weight
+    model/PATH             a weight, or all rows of a table
     optimizer/PATH         a variable of the optimizer; optimizer_1/PATH of a second one of the model's, and so on
     scale/NAME             how an optimizer scales the loss: may be missing, and begins anew then
     random/RANK/PATH       a random generator, each rank its own; of stages, each replica
@@ -21,12 +21,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import keras
 import numpy as np
 
 from elephant.backends.keras_private import optimized_variables, own_generators, own_layers, own_states, own_weights
 from elephant.errors import ConfigurationError
+from elephant.modeling.sharded_embedding import ShardedEmbedding
 from elephant.modeling.variables import optimizers_of, read_values, state_variables
 
 MODEL, OPTIMIZER, SCALE = "model/", "optimizer/", "scale/"
@@ -72,7 +74,12 @@ def without_number(name: str, kind: str) -> str:
 
 def variable_paths(model: keras.Model) -> dict[str, keras.Variable]:
     """Returns the variables of a built model by path, those of its random generators too, in `variables`' order."""
+    return _variables_and_tables(model)[0]
+
+
+def _variables_and_tables(model: keras.Model) -> tuple[dict[str, keras.Variable], dict[str, keras.Variable]]:
     found: dict[str, keras.Variable] = {}
+    tables: dict[str, Any] = {}
     seen: set[int] = set()
 
     def visit(layer: keras.layers.Layer, prefix: str, own: str) -> None:
@@ -82,6 +89,8 @@ def variable_paths(model: keras.Model) -> dict[str, keras.Variable]:
             if id(variable) not in seen:
                 found[prefix + names.of(variable.name, "variable")] = variable
         seen.update(map(id, (*own_weights(layer), *own_states(layer), *generators)))
+        if isinstance(layer, ShardedEmbedding):
+            tables.update({prefix + names.of(one.name, "variable"): one for one in layer.table_variables})
         for inner in own_layers(layer):
             # A layer of two has the path of the first one that holds it.
             if id(inner) not in seen:
@@ -90,7 +99,7 @@ def variable_paths(model: keras.Model) -> dict[str, keras.Variable]:
                 visit(inner, f"{prefix}{name}/", name)
 
     visit(model, "", without_number(model.name, type(model).__name__))
-    return found
+    return found, tables
 
 
 def optimizer_paths(
@@ -133,10 +142,14 @@ def _slot_of(name: str, by_word: Mapping[str, list[str]]) -> tuple[list[str], st
 
 
 def state_paths(model: keras.Model) -> dict[str, keras.Variable]:
-    """Returns the weights of a built model and the variables of its optimizers by path, without random generators."""
-    paths = variable_paths(model)
+    """Returns the weights of a built model, the variables of its optimizers, and its tables by path.
+
+    Random generators are left out.
+    """
+    paths, tables = _variables_and_tables(model)
     weights = {id(variable) for variable in model.weights}
     found = {MODEL + path: variable for path, variable in paths.items() if id(variable) in weights}
+    found |= {MODEL + path: variable for path, variable in tables.items()}
     for number, optimizer in enumerate(optimizers_of(model)):
         found |= optimizer_paths(optimizer, paths, optimizer_prefix(number))
     return found

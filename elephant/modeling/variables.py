@@ -29,6 +29,7 @@ from elephant.backends.keras_private import (
 )
 from elephant.data.schema import RowSpec, TensorSpec, pack
 from elephant.errors import ConfigurationError, UnsupportedError
+from elephant.modeling.sharded_embedding import TableVariable, table_variables
 from elephant.parameter_server.layout import Layout
 
 FLOAT16, BFLOAT16 = "mixed_float16", "mixed_bfloat16"
@@ -149,14 +150,22 @@ def _zeros(tensor: TensorSpec) -> Any:
 
 
 def state_variables(model: keras.Model) -> list[keras.Variable]:
-    """Returns all variables that training changes: weights, then those of the optimizer that it was compiled with."""
+    """Returns all variables that training changes: weights, those of the optimizer it was compiled with, and tables."""
+    return [*shared_variables(model), *table_variables(model)]
+
+
+def shared_variables(model: keras.Model) -> list[keras.Variable]:
+    """Returns those of `state_variables` that each rank has: all but tables."""
     optimizer = getattr(model, "optimizer", None)
     return [*model.weights, *(restored_optimizer(optimizer).variables if optimizer is not None else [])]
 
 
 def read_values(variables: Iterable[keras.Variable]) -> list[np.ndarray]:
     """Returns copies of the values of variables."""
-    return [np.array(keras.ops.convert_to_numpy(variable)) for variable in variables]
+    return [
+        one.numpy() if isinstance(one, TableVariable) else np.array(keras.ops.convert_to_numpy(one))
+        for one in variables
+    ]
 
 
 def read_variables(model: keras.Model) -> list[np.ndarray]:

@@ -82,7 +82,9 @@ class TrainingJob:
         folder_of: Opens the folders of URLs that callbacks of this process write to.
 
     Raises:
-        ConfigurationError: Batches are to be made by length, and no column holds sequences.
+        ConfigurationError: Batches are to be made by length, and no column holds sequences; or a callback gives weights
+            back, of which tables are none.
+        UnsupportedError: The options have another way of training than the model's tables can be divided in.
     """
 
     model: ModelSpec
@@ -100,6 +102,14 @@ class TrainingJob:
     folder_of: Callable[[str], Folder] = folder_at
 
     def __post_init__(self) -> None:
+        self.model.info.check_tables(self.config)
+        restores = any(getattr(callback, "restore_best_weights", False) for callback in self.callbacks)
+        if self.model.info.sharded and restores:
+            raise ConfigurationError(
+                "callbacks: expected none that gives the model's weights back, because the table of the "
+                f"ShardedEmbedding {self.model.info.sharded[0]!r} is none of them. Received: one with "
+                "restore_best_weights=True. Set it to False, and pass keepBest with a checkpointPath."
+            )
         has_sequences = any(part.kind == RAGGED for part in self.schema.batch_fields)
         if self.config.bucket_by_length and not has_sequences and self.preprocessing.preprocess is None:
             raise ConfigurationError(

@@ -161,6 +161,7 @@ class SynchronousFitProgram(SynchronousProgram):
     ) -> bytes:
         from elephant.rank.checkpoints import received_state
         from elephant.rank.divided import train_divided
+        from elephant.rank.divided_tables import TableEndpoint
         from elephant.rank.input.piece_reader import plan_of_ranks
         from elephant.rank.synchronous import train_rank
 
@@ -180,7 +181,13 @@ class SynchronousFitProgram(SynchronousProgram):
             return b""
         distribution = current().distribution(fit.config)
         if distribution is None:
-            train_rank(fit, shard, plan, communicator, channel, traced_step)
+            endpoint = TableEndpoint(
+                host=rank_info.addresses[rank_info.rank][0],
+                token=bytes.fromhex(rank_info.token),
+                run_id=f"{rank_info.run_id} {rank_info.generation or 0}",
+                wait_s=rank_info.timeouts.collective_s,
+            )
+            train_rank(fit, shard, plan, communicator, channel, traced_step, endpoint=endpoint)
         else:
             train = functools.partial(train_divided, fit, shard, plan, communicator, channel, distribution)
             with contextlib.closing(distribution):

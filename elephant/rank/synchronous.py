@@ -37,7 +37,7 @@ from elephant.modeling.variables import (
     metric_variables,
     read_values,
     read_variables,
-    state_variables,
+    shared_variables,
 )
 from elephant.rank.callbacks.callback_rules import callbacks_of_rank, may_stop_in_batches
 from elephant.rank.callbacks.checkpoint_moments import CheckpointMoments
@@ -58,6 +58,7 @@ from elephant.rank.callbacks.remote_files import RemoteFiles
 from elephant.rank.callbacks.row_moves import RowMoves
 from elephant.rank.callbacks.shared_state import OutsideVariables, outside_here, read
 from elephant.rank.checkpoints import CheckpointCallback, StateWithin, require_same_rows, require_same_sums, restore
+from elephant.rank.divided_tables import TableEndpoint, TableUpdates, divided_tables
 from elephant.rank.input.feed import BatchFeed
 from elephant.rank.input.preprocessed_shard import prepared_rows
 from elephant.rank.job import (
@@ -78,6 +79,7 @@ from elephant.rank.trials.coupling import KINDS, RankLosses
 from elephant.rank.trials.loss_trial import LossTrial, may_couple_rows, try_out
 from elephant.rank.trials.loss_watch import LossWatch
 from elephant.rank.trials.row_dependence import MOST_ROWS
+from elephant.tables.rank_tables import RankTables
 from elephant.training.warmup import broadcast_rate
 
 
@@ -171,12 +173,14 @@ def train_rank(
     reporter: Reporter,
     traced_step: TracedStep | None = None,
     replicas: Communicator | None = None,
+    endpoint: TableEndpoint | None = None,
 ) -> None:
     """Trains one rank to the end and reports the trained variables from rank 0.
 
     Args:
         plan: The steps of the replicas.
         world: All ranks: which of them reports, whom callbacks belong to, and who stops with whom.
+        endpoint: Where the others reach this rank's parts of tables; None where no model has any.
         replicas: Those with the same weights, which share the rows and average gradients; all ranks where it is None.
 
     Raises:
@@ -207,14 +211,29 @@ def train_rank(
     require_averaged_weights(model, job.callbacks)
     weight, stop, notice = RankWeight(plan, replicas.rank, job.first), StopSignal(), EndNotice()
     with (
+        divided_tables(model, replicas, endpoint) as tables,
         changes.own_errors(),
         api.exchanging(replicas, weight, lambda: weight.in_step and job.config.averages_gradients),
         _averaged_gradients(model, job, feed, replicas, weight, stop, traced_step) as (averager, trial),
         # Where no state is kept, a process that is to end has nothing to wait for.
         notice.heeded() if job.config.keeps_states else contextlib.nullcontext(),
     ):
+        if tables is not None:
+            # Nothing that a trial of a step makes is a contribution to the tables.
+            tables.share = lambda: weight() if weight.in_step else None
         callbacks = callbacks_of_fit(
-            job, feed, plan, world, replicas, weight, stop, reporter, trial=trial, averager=averager, notice=notice
+            job,
+            feed,
+            plan,
+            world,
+            replicas,
+            weight,
+            stop,
+            reporter,
+            trial=trial,
+            averager=averager,
+            notice=notice,
+            tables=tables,
         )
         # What was traced ahead is taken, unless loops that did not fit were left since.
         begins = weight.begin_next if plan.varies else None
@@ -237,7 +256,10 @@ def train_rank(
             moves.move()
             batches = feed.training_batches(weight.epoch + 1)
             has_ended = fit(batches, epoch=weight.epoch + 1)
-    if world.rank == 0:
+        if world.rank == 0 and tables is not None:
+            # The others still serve their parts.
+            reporter.result([*read_variables(model), *map(read, job.outside)], feed.rows)
+    if world.rank == 0 and tables is None:
         reporter.result([*read_variables(model), *map(read, job.outside)], feed.rows)
 
 
@@ -255,7 +277,7 @@ def _prepared_model(
     else:
         model = traced_step.model
     if communicator.world_size > 1:
-        share_variables(state_variables(model), communicator)
+        share_variables(shared_variables(model), communicator)
         count_rows(model)
     reseed(model, job.config.seed, communicator.rank)
     restore(model, job, communicator)
@@ -374,6 +396,7 @@ def callbacks_of_fit(
     epoch_end: Callable[[list[keras.callbacks.Callback]], keras.callbacks.Callback] | None = None,
     whole: keras.callbacks.Callback | None = None,
     exchange: ExchangeCounts | None = None,
+    tables: RankTables | None = None,
 ) -> list[keras.callbacks.Callback]:
     """Returns the callbacks of a rank, elephant's and the user's, in their order.
 
@@ -387,6 +410,7 @@ def callbacks_of_fit(
             rows that stand in for others; None is for ranks with a whole model each.
         whole: Has a divided model in one piece for all callbacks behind it; None where a model is not divided.
         exchange: Counts what goes to other ranks; None where all of it goes through the world.
+        tables: Of which ranks have parts; None where there are none.
     """
     rank, config, order = world.rank, job.config, CallbackOrder
     local = not config.averages_gradients and replicas.world_size > 1
@@ -399,7 +423,7 @@ def callbacks_of_fit(
     asks, told = not local and may_stop_in_batches(job.callbacks), reporter if job.driver_reads is None else None
     progress = StepProgress(reporter, rank, feed, exchange)
     callbacks: dict[CallbackOrder, list[keras.callbacks.Callback]] = {
-        order.STEPS: [StepCounter(weight)],
+        order.STEPS: [StepCounter(weight), *([] if tables is None else [TableUpdates(tables)])],
         order.EPOCH: [
             GlobalEpoch(replicas, weight, feed.validation_batches, evaluated)
             if epoch_end is None

@@ -1,0 +1,388 @@
+"""`elephant.ShardedEmbedding`: a layer whose table lies in the host's memory, in a fit divided over the workers."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from elephant.backends import current
+from elephant.backends.keras_private import flat_layers
+from elephant.collective import api
+from elephant.errors import ConfigurationError, DataError, UnsupportedError
+from elephant.tables.rank_tables import LocalTables, RankTables, Tables
+from elephant.tables.table import ROWS, RULES, TableSpec, initializer_of
+
+_COMBINERS = (None, "sum", "mean")
+# Constants of SplitMix64 (Steele, Lea & Flood 2014, figure 16).
+_GOLDEN, _MIX_1, _MIX_2 = (np.uint64(one) for one in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+
+class TableVariable:
+    """All rows of a layer's table, or what its optimizer remembers of them, as one of the model's variables.
+
+    It has what elephant uses of a `keras.Variable`, but is none: Keras neither trains nor counts it.
+
+    Args:
+        layer: The layer.
+        name: ``"embeddings"``, or that of a slot of the optimizer.
+    """
+
+    dtype = "float32"
+    trainable = False
+
+    def __init__(self, layer: ShardedEmbedding, name: str) -> None:
+        self._layer = layer
+        self.name = name
+
+    @property
+    def path(self) -> str:
+        """The layer's path and the name."""
+        return f"{self._layer.path}/{self.name}"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of all rows: (rows, values of each)."""
+        return self._layer.table_spec.shape_of(self.name)
+
+    def numpy(self) -> np.ndarray:
+        """Returns a copy of the values, float32; within a fit, those of all ranks."""
+        return self._layer.tables.whole(self._layer.place, self.name)
+
+    def assign(self, value: Any) -> None:
+        """Gives it values.
+
+        Raises:
+            UnsupportedError: The table is divided over ranks now.
+        """
+        self._layer.assign_tables({self.name: np.asarray(value, np.float32)})
+
+
+@keras.saving.register_keras_serializable(package="elephant")
+class ShardedEmbedding(keras.layers.Layer):
+    """Turns ids into rows of a table that may be larger than one worker's memory.
+
+    In a synchronous fit each worker has a part of the rows, in the memory of its host, and serves it to the others.
+    A step gets the rows that its batch names, and sends their gradients back; each touched row is updated once, with
+    the sum over all workers' rows, by an optimizer of the table's own. Rows that no batch names cost nothing. In one
+    process, as in plain Keras, it has all rows.
+
+    The table is none of the model's weights: ``count_params``, ``get_weights`` and gradient clipping know nothing of
+    it. Models save it, and load it.
+
+    Args:
+        input_dim: Rows of the table: ids are whole numbers from zero to ``input_dim - 1``.
+        output_dim: Values of a row.
+        num_hash_buckets: Rows of the table, in place of ``input_dim``: ids are any 64-bit integers, or on TensorFlow
+            strings, of which each is hashed to a row, and several may have the same.
+        optimizer: ``"adagrad"`` and ``"sgd"`` update a row as Keras' optimizers of these names do;
+            ``"rowwise_adagrad"`` keeps one number for each row, where Adagrad keeps as many as the row has;
+            ``"lazy_adam"`` is Adam for the rows that a step touches.
+        learning_rate: Of that optimizer.
+        embeddings_initializer: ``"uniform"``, ``"normal"``, ``"zeros"``, ``"ones"``, or
+            `keras.initializers.RandomUniform`, ``RandomNormal`` or ``Constant``. The first rows do not depend on the
+            number of workers.
+        combiner: ``"sum"`` or ``"mean"`` makes one row of the ids along the last axis, as of a bag of words; None
+            gives each its own.
+        mask_value: An id that stands for none, such as what sequences are padded with: its row is zeros, has no
+            gradient, and does not count in a mean. None has no such id.
+        seed: Of the first rows; None draws one, which `keras.utils.set_random_seed` determines.
+
+    Input shape: ids of shape (rows, ...), integers or strings.
+    Output shape: (rows, ..., output_dim), without the last axis of the ids where there is a combiner.
+
+    Raises:
+        ConfigurationError: An argument cannot be used.
+        DataError: In a step: an id is none of the table's, or no whole number.
+
+    Examples:
+        >>> import numpy as np
+        >>> layer = ShardedEmbedding(1000, 8, seed=1)
+        >>> tuple(layer(np.array([[3, 999], [0, 3]])).shape)
+        (2, 2, 8)
+        >>> bag = ShardedEmbedding(num_hash_buckets=100, output_dim=4, combiner="mean", mask_value=-1)
+        >>> tuple(bag(np.array([[7, 10**15, -1]])).shape)
+        (1, 4)
+    """
+
+    def __init__(
+        self,
+        input_dim: int | None = None,
+        output_dim: int | None = None,
+        *,
+        num_hash_buckets: int | None = None,
+        optimizer: str = "adagrad",
+        learning_rate: float = 0.01,
+        embeddings_initializer: Any = "uniform",
+        combiner: str | None = None,
+        mask_value: Any = None,
+        seed: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        # Ids that come as floats would be other ones in 16 bits.
+        super().__init__(autocast=False, **kwargs)
+        _check(input_dim, output_dim, num_hash_buckets, optimizer, learning_rate, combiner)
+        self.input_dim = input_dim
+        self.output_dim = int(output_dim or 0)
+        self.num_hash_buckets = num_hash_buckets
+        self.optimizer = optimizer
+        self.learning_rate = float(learning_rate)
+        self.embeddings_initializer = embeddings_initializer
+        self.combiner = combiner
+        self.mask_value = mask_value
+        self.seed = random.randint(1, 10**9) if seed is None else seed
+        self.supports_jit = current().compiles_host_calls
+        self._contents = _Contents()
+        # The gradient has to flow to a variable, and the table is none.
+        self._anchor = self.add_weight(shape=(), initializer="zeros", autocast=False, name="anchor")
+        self.built = True
+
+    @property
+    def table_spec(self) -> TableSpec:
+        """Form of the table."""
+        draw, drawn = initializer_of(self.embeddings_initializer)
+        return TableSpec(
+            num_rows=int(self.input_dim or self.num_hash_buckets or 0),
+            width=self.output_dim,
+            rule=self.optimizer,
+            learning_rate=self.learning_rate,
+            draw=draw,
+            drawn=drawn,
+            seed=self.seed,
+        )
+
+    @functools.cached_property
+    def table_variables(self) -> tuple[TableVariable, ...]:
+        """All rows of the table, and what its optimizer remembers of them."""
+        return tuple(TableVariable(self, name) for name in (ROWS, *self.table_spec.slots))
+
+    @property
+    def tables(self) -> Tables:
+        """Tables of which this layer's is the one at `place`: its own, or within a fit those of the model."""
+        contents = self._contents
+        if contents.tables is None:
+            contents.tables, contents.place = LocalTables([self.table_spec], [contents.arrays]), 0
+            contents.arrays = {}
+        return contents.tables
+
+    @property
+    def place(self) -> int:
+        """Place of this layer's table among `tables`."""
+        return self._contents.place
+
+    def divide(self, tables: RankTables | None, place: int = 0) -> None:
+        """Looks rows up in the tables of a fit from now on; None ends that, and leaves the table as it is drawn."""
+        self._contents.tables, self._contents.arrays, self._contents.place = tables, {}, place
+
+    def own_arrays(self) -> dict[str, np.ndarray]:
+        """Returns rows and slots of the table by name; nothing of one that is as its seed has it."""
+        if self._contents.tables is None:
+            return self._contents.arrays
+        return {one.name: one.numpy() for one in self.table_variables}
+
+    def assign_tables(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Gives the table rows, or slots, by name.
+
+        Raises:
+            UnsupportedError: The table is divided over ranks now.
+            ConfigurationError: An array has another shape.
+        """
+        if isinstance(self._contents.tables, RankTables):
+            raise UnsupportedError(
+                f"{self.name}: expected no assignment to a ShardedEmbedding within a fit, whose workers have parts of "
+                "its table each. Received: one, as by a callback. Do it before the fit, or after it."
+            )
+        for name, array in arrays.items():
+            if tuple(array.shape) != self.table_spec.shape_of(name):
+                raise ConfigurationError(
+                    f"{self.name}: expected {name} of shape {self.table_spec.shape_of(name)}. Received: {array.shape}."
+                )
+        given = {**self.own_arrays(), **{name: np.array(array, np.float32) for name, array in arrays.items()}}
+        self._contents.tables, self._contents.arrays = None, given
+
+    def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
+        shape = tuple(input_shape) if self.combiner is None else tuple(input_shape)[:-1]
+        return (*shape, self.output_dim)
+
+    def compute_output_spec(self, ids: Any, **kwargs: Any) -> keras.KerasTensor:
+        # Not by a call: nothing is to be looked up.
+        return keras.KerasTensor(self.compute_output_shape(ids.shape), dtype=self.compute_dtype)
+
+    def call(self, ids: Any) -> Any:
+        spec = (self.compute_output_shape(ids.shape), "float32")
+        # A tensor of its value, and not the variable.
+        anchor = keras.ops.multiply(self._anchor, 1.0)
+        if not self.trainable:
+            anchor = keras.ops.stop_gradient(anchor)
+        (rows,) = current().host_op(self._look_up, self._push, [ids, anchor], [spec])
+        return keras.ops.cast(rows, self.compute_dtype)
+
+    def get_config(self) -> dict[str, Any]:
+        initializer = self.embeddings_initializer
+        if hasattr(initializer, "get_config"):
+            initializer = keras.initializers.serialize(initializer)
+        return {
+            **super().get_config(),
+            "input_dim": self.input_dim,
+            "output_dim": self.output_dim,
+            "num_hash_buckets": self.num_hash_buckets,
+            "optimizer": self.optimizer,
+            "learning_rate": self.learning_rate,
+            "embeddings_initializer": initializer,
+            "combiner": self.combiner,
+            "mask_value": self.mask_value,
+            "seed": self.seed,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> ShardedEmbedding:
+        initializer = config["embeddings_initializer"]
+        if isinstance(initializer, dict):
+            config = {**config, "embeddings_initializer": keras.initializers.deserialize(initializer)}
+        return cls(**config)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Puts the table beside what Keras saves of a layer, unless its seed tells all of it."""
+        super().save_own_variables(store)
+        for name, array in self.own_arrays().items():
+            store[name] = array
+
+    def load_own_variables(self, store: Any) -> None:
+        """Takes back what `save_own_variables` has saved."""
+        saved = {name: store[name] for name in store.keys()}  # it iterates over numbers
+        arrays = {one.name: np.array(saved.pop(one.name)) for one in self.table_variables if one.name in saved}
+        super().load_own_variables(saved)
+        self.assign_tables(arrays)
+
+    def _look_up(self, ids: np.ndarray, anchor: np.ndarray) -> list[np.ndarray]:
+        known, present = self._known(ids)
+        rows = np.zeros((*ids.shape, self.output_dim), np.float32)
+        rows[present] = self.tables.look_up(self.place, known)
+        if self.combiner is None:
+            return [rows]
+        combined = rows.sum(axis=-2)
+        return [combined / _counts(present)[..., None] if self.combiner == "mean" else combined]
+
+    def _push(self, ids: np.ndarray, anchor: np.ndarray, gradients: np.ndarray) -> list[np.ndarray]:
+        tables = self.tables
+        if not isinstance(tables, RankTables) and api.current_collective().world_size > 1:
+            raise UnsupportedError(
+                f"{self.name}: expected a ShardedEmbedding in a synchronous fit, which divides its table. "
+                "Received: a loop of one's own, or a fit of another kind, on several workers. Use KerasEstimator with "
+                "mode='synchronous', or keras.layers.Embedding."
+            )
+        known, present = self._known(ids)
+        gradients = np.asarray(gradients, np.float32)
+        if self.combiner is not None:
+            shares = gradients / _counts(present)[..., None] if self.combiner == "mean" else gradients
+            gradients = np.broadcast_to(shares[..., None, :], (*ids.shape, self.output_dim))
+        tables.push(self.place, known, gradients[present])
+        return [np.zeros(one.shape, one.dtype) for one in (ids, anchor) if one.dtype.kind == "f"]
+
+    def _known(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the rows of all ids that are there, int64 of shape (ids,), and which are, bool of the ids' shape."""
+        ids = np.asarray(ids)
+        missing = self.mask_value.encode() if isinstance(self.mask_value, str) else self.mask_value
+        present = np.ones(ids.shape, bool) if missing is None else np.asarray(ids != missing)
+        found = ids[present]
+        if found.dtype.kind == "f":
+            whole = found.astype(np.int64)
+            if (whole != found).any():
+                raise DataError(f"{self.name}: expected whole numbers as ids. Received: {found[whole != found][0]}.")
+            found = whole
+        if self.num_hash_buckets is not None:
+            return hashed(found, self.num_hash_buckets), present
+        if found.dtype.kind not in "iu":
+            raise DataError(
+                f"{self.name}: expected integers as ids. Received: {found.dtype}. Pass num_hash_buckets for strings."
+            )
+        found = found.astype(np.int64)
+        out = found[(found < 0) | (found >= int(self.input_dim or 0))]
+        if len(out):
+            raise DataError(
+                f"{self.name}: expected ids from 0 to {int(self.input_dim or 0) - 1:,}. Received: {out[0]}"
+                f"{f' and {len(out) - 1} more outside of these' if len(out) > 1 else ''}. Make the table larger, give "
+                "mask_value the id that stands for none, or pass num_hash_buckets."
+            )
+        return found, present
+
+
+class _Contents:
+    """A layer's table, in a thing that Keras does not look into."""
+
+    def __init__(self) -> None:
+        self.tables: Tables | None = None
+        self.place = 0
+        # Of a table of the layer's own, until somebody looks rows up; those that are missing are as they are drawn.
+        self.arrays: dict[str, np.ndarray] = {}
+
+
+def _check(
+    input_dim: int | None,
+    output_dim: int | None,
+    num_hash_buckets: int | None,
+    optimizer: str,
+    learning_rate: float,
+    combiner: str | None,
+) -> None:
+    if (input_dim is None) == (num_hash_buckets is None):
+        raise ConfigurationError(
+            "ShardedEmbedding: expected either input_dim or num_hash_buckets, the number of rows. Received: "
+            f"input_dim={input_dim!r} and num_hash_buckets={num_hash_buckets!r}."
+        )
+    sizes = {"input_dim": input_dim, "num_hash_buckets": num_hash_buckets, "output_dim": output_dim}
+    for name, size in sizes.items():
+        if (size is None and name == "output_dim") or (size is not None and (int(size) != size or size < 1)):
+            raise ConfigurationError(f"{name}: expected a whole number of 1 or more. Received: {size!r}.")
+    if optimizer not in RULES:
+        raise ConfigurationError(f"optimizer: expected one of {', '.join(RULES)}. Received: {optimizer!r}.")
+    if not learning_rate > 0:
+        raise ConfigurationError(f"learning_rate: expected a number above zero. Received: {learning_rate!r}.")
+    if combiner not in _COMBINERS:
+        raise ConfigurationError(f"combiner: expected None, 'sum' or 'mean'. Received: {combiner!r}.")
+
+
+def _counts(present: np.ndarray) -> np.ndarray:
+    """Returns how many ids each bag has, one where it is empty."""
+    return np.maximum(present.sum(axis=-1), 1).astype(np.float32)
+
+
+def hashed(ids: np.ndarray, num_buckets: int) -> np.ndarray:
+    """Returns a bucket for each id, the same in every process and version: int64 of shape (ids,).
+
+    Args:
+        ids: Integers, or strings as text or bytes; shape (ids,).
+
+    >>> hashed(np.array([1, 2, -1, 1]), 1000).tolist()
+    [657, 822, 413, 657]
+    >>> hashed(np.array(["a", "b", "a"]), 1000).tolist()
+    [33, 634, 33]
+    """
+    if ids.dtype.kind in "iu":
+        with np.errstate(over="ignore"):
+            mixed = ids.astype(np.uint64) + _GOLDEN
+            mixed = (mixed ^ (mixed >> np.uint64(30))) * _MIX_1
+            mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX_2
+            mixed ^= mixed >> np.uint64(31)
+    else:
+        unique, places = np.unique(ids.astype(object), return_inverse=True)
+        texts = (one if isinstance(one, bytes) else str(one).encode() for one in unique)
+        digests = b"".join(hashlib.blake2b(text, digest_size=8).digest() for text in texts)
+        mixed = np.frombuffer(digests, "<u8")[places]
+    return (mixed % np.uint64(num_buckets)).astype(np.int64)
+
+
+def sharded_embeddings(model: keras.Model) -> list[ShardedEmbedding]:
+    """Returns a model's layers of this kind, each once."""
+    found = {id(layer): layer for layer in flat_layers(model) if isinstance(layer, ShardedEmbedding)}
+    return list(found.values())
+
+
+def table_variables(model: keras.Model) -> list[TableVariable]:
+    """Returns the tables of a model's layers, and what their optimizers remember."""
+    return [variable for layer in sharded_embeddings(model) for variable in layer.table_variables]

@@ -1,0 +1,128 @@
+"""Fits whose ranks have parts of a table each, against one process of plain Keras on the same global batches."""
+
+from dataclasses import replace
+
+import keras
+import numpy as np
+import pytest
+from keras_reference import global_batches, job_for, largest_difference, split
+from tiers import in_tiers
+
+from elephant.errors import ConfigurationError, UnsupportedError
+from elephant.modeling.sharded_embedding import ShardedEmbedding
+from elephant.tables.table import ROWS
+
+RANDOM = np.random.default_rng(0)
+DATA = {
+    "features": RANDOM.integers(0, 30, (31, 3)).astype("float32"),
+    "label": RANDOM.normal(size=31).astype("float32"),
+}
+BATCH, EPOCHS = 4, 2
+
+
+def model_of(embedding, optimizer=None):
+    keras.utils.set_random_seed(5)
+    ids = keras.Input((3,))
+    # Two lookups of one table in each step.
+    joined = keras.layers.Concatenate()([embedding(ids[:, :1]), embedding(ids[:, 1:])[:, :1]])
+    model = keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(joined)))
+    model.compile(keras.optimizers.SGD(0.1) if optimizer is None else optimizer, "mse")
+    return model
+
+
+def sharded(rule="sgd", **options):
+    return ShardedEmbedding(30, 4, optimizer=rule, learning_rate=0.1, seed=3, name="user", **options)
+
+
+def reference(embedding, parts):
+    """Trains by plain Keras on the batches of all ranks; returns the weights of the other layers, and all rows."""
+    model = model_of(embedding)
+    batches = list(global_batches(parts, BATCH, EPOCHS))
+    pairs = ((batch["features"], batch["label"]) for batch in batches)
+    model.fit(pairs, epochs=EPOCHS, steps_per_epoch=len(batches) // EPOCHS, shuffle=False, verbose=0)
+    dense = [keras.ops.convert_to_numpy(one) for one in model.layers[-1].weights]
+    if isinstance(embedding, ShardedEmbedding):
+        return [*dense, embedding.table_variables[0].numpy()]
+    return [*dense, keras.ops.convert_to_numpy(embedding.embeddings)]
+
+
+def trained(recording):
+    """Returns the same of a fit, whose variables have the anchor before, and those of the optimizer between."""
+    dense = [one for one in recording.variables[:3] if one.ndim]
+    return [*dense, next(one for one in recording.variables if one.shape == (30, 4))]
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    in_tiers(
+        [(31,), (17, 14), (13, 0, 18)], fast=["(17, 14)", "(13, 0, 18)"], slow="one rank; tests/modeling has the layer"
+    ),
+)
+def test_fit_when_ranks_have_parts_of_a_table_then_equals_keras_on_all_rows(rank_pool, sizes):
+    parts = split(DATA, sizes)
+    recordings = rank_pool.fit(job_for(model_of(sharded()), epochs=EPOCHS, batch_size=BATCH, shuffle=False), parts)
+    plain = keras.layers.Embedding(30, 4)
+    plain.build((None, 1))
+    plain.embeddings.assign(sharded().table_spec.initial_rows())
+    assert largest_difference(trained(recordings[0]), reference(plain, parts)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "rule",
+    in_tiers(["adagrad", "rowwise_adagrad", "lazy_adam"], fast=["lazy_adam"], slow="a rule; tests/tables has all"),
+)
+def test_fit_when_run_twice_then_has_the_same_bits_and_equals_one_process(rank_pool, rule):
+    parts = split(DATA, (17, 14))
+    job = job_for(model_of(sharded(rule)), epochs=EPOCHS, batch_size=BATCH, shuffle=False)
+    one, other = (rank_pool.fit(job, parts)[0].variables for _ in range(2))
+    for array, again in zip(one, other, strict=True):
+        np.testing.assert_array_equal(array, again)
+    assert largest_difference(trained(rank_pool.fit(job, parts)[0]), reference(sharded(rule), parts)) < 2e-5
+
+
+@pytest.mark.parametrize("world", in_tiers([1, 2, 3], fast=[3], slow="another number of ranks"))
+def test_fit_when_it_goes_on_with_other_ranks_then_begins_with_the_whole_table(rank_pool, world):
+    options = {"batch_size": BATCH, "shuffle": False, "checkpoint_path": "unused"}
+    first = rank_pool.fit(job_for(model_of(sharded("lazy_adam")), epochs=1, **options), split(DATA, (17, 14)))[0]
+    state = first.states[-1]
+    table = state.arrays[f"model/user/{ROWS}"]
+    assert state.arrays["model/user/updates"].item() == 5 and table.shape == (30, 4)
+    np.testing.assert_array_equal(table, trained(first)[-1])
+    job = job_for(model_of(sharded("lazy_adam")), epochs=1, **options)
+    again = rank_pool.fit(replace(job, state=state), split(DATA, (31, *(0,) * (world - 1))))[0]
+    np.testing.assert_array_equal(trained(again)[-1], table)
+
+
+def test_fit_when_it_validates_on_one_rank_alone_then_no_rank_waits_for_another(rank_pool):
+    columns = {**DATA, "validation": np.arange(31) >= 25}
+    parts = split(columns, (20, 11))
+    job = job_for(model_of(sharded()), epochs=EPOCHS, batch_size=BATCH, shuffle=False, indicated=True)
+    recordings = rank_pool.fit(job, parts)
+    rows = [{name: part[name][~part["validation"]] for name in DATA} for part in parts]
+    assert largest_difference(trained(recordings[0]), reference(sharded(), rows)) < 1e-5
+
+
+def test_fit_when_an_id_is_none_of_the_table_then_says_so(rank_pool):
+    columns = {**DATA, "features": np.where(np.arange(31)[:, None] == 20, 99.0, DATA["features"]).astype("float32")}
+    with pytest.raises(Exception, match=r"user: expected ids from 0 to 29\. Received: 99"):
+        rank_pool.fit(job_for(model_of(sharded()), epochs=1, batch_size=BATCH), split(columns, (17, 14)))
+
+
+@pytest.mark.parametrize(
+    "options", [{"mode": "asynchronous"}, {"frequency": "epoch"}, {"frequency": 2}], ids=lambda given: str(given)
+)
+def test_job_when_ranks_do_not_take_every_step_together_then_is_refused(options):
+    with pytest.raises(UnsupportedError, match=r"expected .* with the ShardedEmbedding 'user'"):
+        job_for(model_of(sharded()), **options)
+
+
+def test_fit_when_its_optimizer_scales_the_loss_then_is_refused(rank_pool):
+    scaling = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+    with pytest.raises(Exception, match="expected an optimizer that does not scale the loss"):
+        rank_pool.fit(job_for(model_of(sharded(), scaling), epochs=1, batch_size=BATCH), split(DATA, (17, 14)))
+
+
+def test_job_when_a_callback_gives_weights_back_then_is_refused():
+    stopping = keras.callbacks.EarlyStopping("loss", restore_best_weights=True)
+    with pytest.raises(ConfigurationError, match="restore_best_weights"):
+        job_for(model_of(sharded()), callbacks=[stopping])
