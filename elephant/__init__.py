@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from elephant import collective
     from elephant.driver.run import distributed, run
     from elephant.modeling.distributed_optimizer import DistributedOptimizer, broadcast_variables
-    from elephant.modeling.sharded_embedding import ShardedEmbedding
+    from elephant.modeling.layers.sharded_embedding import ShardedEmbedding
     from elephant.monitor.listeners import FitListener
     from elephant.spark.adapt import adapt
     from elephant.spark.estimator import KerasEstimator
@@ -59,7 +59,7 @@ _HOME = {
     "KerasEstimator": "elephant.spark.estimator",
     "KerasModel": "elephant.spark.model",
     "LearningRateWarmup": "elephant.training.warmup",
-    "ShardedEmbedding": "elephant.modeling.sharded_embedding",
+    "ShardedEmbedding": "elephant.modeling.layers.sharded_embedding",
     "SparkMLlibModel": "elephant.spark.rdd.mllib",
     "SparkModel": "elephant.spark.rdd.model",
     "adapt": "elephant.spark.adapt",

@@ -26,8 +26,8 @@ from elephant.config import FitConfig
 from elephant.data.json_types import require_types
 from elephant.data.schema import Nest, from_json, num_leaves
 from elephant.errors import ConfigurationError, UnsupportedError
-from elephant.modeling.sharded_embedding import sharded_embeddings
-from elephant.modeling.sync_batch_norm import synchronized_layers
+from elephant.modeling.layers.sharded_embedding import sharded_embeddings
+from elephant.modeling.layers.sync_batch_norm import synchronized_layers
 from elephant.modeling.variables import parts_of
 
 _REDUCTIONS = {"sum_over_batch_size", "mean", "sum", "mean_with_sample_weight"}

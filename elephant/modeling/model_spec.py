@@ -44,6 +44,7 @@ from elephant.modeling.keras_saving import (
     recorded_names,
     require_same_objects,
 )
+from elephant.modeling.layers.sharded_embedding import sharded_embeddings, table_variables
 from elephant.modeling.live_model import take_apart
 from elephant.modeling.model_equality import (
     are_equal,
@@ -340,6 +341,8 @@ def _taken_source(
     given = state_variables(model) if getattr(model.optimizer, "built", False) else model.weights
     for variable, value in zip(state_variables(rebuilt), given, strict=False):
         variable.assign(value)
+    for table, own in zip(table_variables(rebuilt), table_variables(model), strict=True):
+        table.assign(own.numpy())
     return replace(spec, variables=tuple(read_variables(rebuilt)))
 
 
@@ -353,6 +356,11 @@ def _with_own_weights(spec: ModelSpec, model: keras.Model, rebuilt: keras.Model)
     for weight, value in zip(rebuilt.weights, model.weights, strict=True):
         weight.assign(value)
     return replace(spec, variables=tuple(read_variables(rebuilt)))
+
+
+def _served_variables(model: keras.Model) -> list[keras.Variable]:
+    """Returns the variables without which a model does not predict: its weights, and the rows of its tables."""
+    return [*model.weights, *(layer.table_variables[0] for layer in sharded_embeddings(model))]
 
 
 def require_compiled(model: keras.Model) -> None:
@@ -432,7 +440,7 @@ class Servable:
             spec.settings,
             archive=None if spec.archive is None else without_optimizer(spec.archive),
             builder=spec.builder,
-            weights=None if in_archive else tuple(read_values(spec.build().weights)),
+            weights=None if in_archive else tuple(read_values(_served_variables(spec.build()))),
             rows=spec.rows,
             custom_objects=spec.custom_objects,
             safe_mode=spec.safe_mode,
@@ -449,7 +457,7 @@ class Servable:
         rebuilt = servable.build()
         if not have_equal_weights(model, rebuilt):
             require_same_places(model, rebuilt)
-            servable = replace(servable, weights=tuple(read_values(model.weights)))
+            servable = replace(servable, weights=tuple(read_values(_served_variables(model))))
             rebuilt = servable.build()
         if objects:
             require_same_outputs(model, rebuilt)
@@ -469,7 +477,7 @@ class Servable:
         if self.weights is not None:
             with self.settings.applied():
                 build_variables(model, self.rows)
-            for variable, value in zip(model.weights, self.weights, strict=True):
+            for variable, value in zip(_served_variables(model), self.weights, strict=True):
                 variable.assign(value)
         take_fewer_rows(model)
         # Batches are handed over one at a time.

@@ -28,7 +28,7 @@ import numpy as np
 
 from elephant.backends.keras_private import optimized_variables, own_generators, own_layers, own_states, own_weights
 from elephant.errors import ConfigurationError
-from elephant.modeling.sharded_embedding import ShardedEmbedding
+from elephant.modeling.layers.sharded_embedding import ShardedEmbedding
 from elephant.modeling.variables import optimizers_of, read_values, state_variables
 
 MODEL, OPTIMIZER, SCALE = "model/", "optimizer/", "scale/"

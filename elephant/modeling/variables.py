@@ -29,7 +29,7 @@ from elephant.backends.keras_private import (
 )
 from elephant.data.schema import RowSpec, TensorSpec, pack
 from elephant.errors import ConfigurationError, UnsupportedError
-from elephant.modeling.sharded_embedding import TableVariable, table_variables
+from elephant.modeling.layers.sharded_embedding import TableVariable, table_variables
 from elephant.parameter_server.layout import Layout
 
 FLOAT16, BFLOAT16 = "mixed_float16", "mixed_bfloat16"

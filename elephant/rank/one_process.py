@@ -20,7 +20,7 @@ from elephant.backends.keras_private import flat_layers
 from elephant.collective.communicator import LocalCommunicator
 from elephant.data.ragged import Values
 from elephant.data.shard import Shard, ShardWriter
-from elephant.modeling.sync_batch_norm import batch_norm_layers, synchronized_layers
+from elephant.modeling.layers.sync_batch_norm import batch_norm_layers, synchronized_layers
 from elephant.modeling.variables import random_generators, read_values
 from elephant.rank.input.preprocessed_shard import BatchChanges, prepared_rows
 from elephant.rank.input.tensors import Tensors

@@ -159,9 +159,9 @@ class SynchronousFitProgram(SynchronousProgram):
         communicator: Communicator,
         channel: ChannelClient,
     ) -> bytes:
+        from elephant.rank.callbacks.divided_tables import TableEndpoint
         from elephant.rank.checkpoints import received_state
         from elephant.rank.divided import train_divided
-        from elephant.rank.divided_tables import TableEndpoint
         from elephant.rank.input.piece_reader import plan_of_ranks
         from elephant.rank.synchronous import train_rank
 

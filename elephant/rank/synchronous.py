@@ -30,7 +30,7 @@ from elephant.compression import reduction_for
 from elephant.data.epoch_plan import EpochPlan
 from elephant.data.shard import Shard
 from elephant.data.virtual_shards import ElasticPlan
-from elephant.modeling.sync_batch_norm import synchronize, synchronized_layers
+from elephant.modeling.layers.sync_batch_norm import synchronize, synchronized_layers
 from elephant.modeling.variables import (
     BFLOAT16,
     build_metrics,
@@ -41,6 +41,7 @@ from elephant.modeling.variables import (
 )
 from elephant.rank.callbacks.callback_rules import callbacks_of_rank, may_stop_in_batches
 from elephant.rank.callbacks.checkpoint_moments import CheckpointMoments
+from elephant.rank.callbacks.divided_tables import TableEndpoint, TableUpdates, divided_tables
 from elephant.rank.callbacks.end_notice import EndNotice
 from elephant.rank.callbacks.rank_callbacks import (
     CallbackOrder,
@@ -58,7 +59,6 @@ from elephant.rank.callbacks.remote_files import RemoteFiles
 from elephant.rank.callbacks.row_moves import RowMoves
 from elephant.rank.callbacks.shared_state import OutsideVariables, outside_here, read
 from elephant.rank.checkpoints import CheckpointCallback, StateWithin, require_same_rows, require_same_sums, restore
-from elephant.rank.divided_tables import TableEndpoint, TableUpdates, divided_tables
 from elephant.rank.input.feed import BatchFeed
 from elephant.rank.input.preprocessed_shard import prepared_rows
 from elephant.rank.job import (

@@ -22,6 +22,7 @@ from elephant.monitor.summary import FitSummary
 from elephant.spark.columns.column_selection import ColumnSelection
 from elephant.spark.evaluate import Evaluation, evaluate_rows
 from elephant.spark.params import ModelParams, chosen_values, input_selection, labelled_selection, optional, require_own
+from elephant.spark.saving.embedding_table import EmbeddingTable, embedding_table
 from elephant.spark.saving.model_files import SUFFIXES, export_model, source_of, write_model
 from elephant.spark.saving.persistence import FUNCTIONS, SavedParts, SavedStage
 from elephant.spark.training_data import frame_of, require_frame, rows_of_frame
@@ -217,6 +218,21 @@ class KerasModel(Model, ModelParams, SavedStage):
         if self._packed is None:
             self._packed = packed_model(self._spec)
         return self._packed
+
+    @brief_errors
+    def table(self, name: str) -> EmbeddingTable:
+        """Returns the rows of an embedding layer, such as those of users that another job is to search.
+
+        Args:
+            name: The layer's: one of `elephant.ShardedEmbedding`, or of `keras.layers.Embedding`.
+
+        Raises:
+            ConfigurationError: The model has no such layer.
+
+        Examples:
+            >>> fitted.table("user").toDF().write.parquet("/data/users")  # doctest: +SKIP
+        """
+        return embedding_table(self.model, name)
 
     @brief_errors
     def transform(self, dataset: DataFrame, params: dict[Param[Any], Any] | None = None) -> DataFrame:

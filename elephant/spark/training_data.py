@@ -94,7 +94,11 @@ def _frame_of_pandas(session: SparkSession, given: pd.DataFrame, caller: str = "
         ) from error
     # Spark takes no categories.
     plain = [part.cast(part.type.value_type) if pa.types.is_dictionary(part.type) else part for part in table.columns]
-    table = pa.table(plain, names=table.column_names)
+    return frame_of_arrow(session, pa.table(plain, names=table.column_names))
+
+
+def frame_of_arrow(session: SparkSession, table: pa.Table) -> DataFrame:
+    """Returns a DataFrame of the rows of an Arrow table."""
     if SINCE_4:
         return session.createDataFrame(table)
     return session.createDataFrame([tuple(row.values()) for row in table.to_pylist()], spark_schema(table.schema))

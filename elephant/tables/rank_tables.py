@@ -33,7 +33,7 @@ class Tables(ABC):
 
     def __init__(self, specs: Sequence[TableSpec]) -> None:
         self.specs = list(specs)
-        self._pending: list[list[Contribution]] = [[] for _ in specs]
+        self._contributions: list[list[Contribution]] = [[] for _ in specs]
         self._using = threading.RLock()
 
     def look_up(self, table: int, ids: np.ndarray) -> np.ndarray:
@@ -53,15 +53,15 @@ class Tables(ABC):
             gradients: Those of the rows, as they are to be added up over all ranks; float32 of shape (ids, width).
         """
         with self._using:
-            self._pending[table].append((ids, gradients))
+            self._contributions[table].append((ids, gradients))
 
     def flush(self) -> None:
         """Has all gradients applied that have come; returns before that has been done everywhere."""
         with self._using:
             for table in range(len(self.specs)):
-                pushed = self._taken(table)
-                if pushed is not None:
-                    self._update(table, *pushed)
+                contribution = self._taken(table)
+                if contribution is not None:
+                    self._update(table, *contribution)
 
     def whole(self, table: int, name: str) -> np.ndarray:
         """Returns a copy of all rows, or of a slot of the rule, with all gradients that have come."""
@@ -71,15 +71,15 @@ class Tables(ABC):
 
     def _taken(self, table: int) -> Contribution | None:
         """Returns the sums of the gradients that wait, by id, and takes them away; None where none have come."""
-        pending, self._pending[table] = self._pending[table], []
+        pending, self._contributions[table] = self._contributions[table], []
         if not pending:
             return None
         ids, gradients = (np.concatenate([one[place] for one in pending]) for place in range(2))
         return sums_by_id(ids, gradients)
 
     @abstractmethod
-    def _rows_of(self, table: int, ids: np.ndarray, pushed: Contribution | None) -> np.ndarray:
-        """Returns the rows of ids in ascending order, each there once, after an update with what was pushed."""
+    def _rows_of(self, table: int, ids: np.ndarray, contribution: Contribution | None) -> np.ndarray:
+        """Returns the rows of ids in ascending order, each there once, after an update with a contribution."""
 
     @abstractmethod
     def _update(self, table: int, ids: np.ndarray, gradients: np.ndarray) -> None:
@@ -103,9 +103,9 @@ class LocalTables(Tables):
         given = [*arrays, *({} for _ in specs[len(arrays) :])]
         self._parts = [TablePart(spec, arrays=one) for spec, one in zip(specs, given, strict=True)]
 
-    def _rows_of(self, table: int, ids: np.ndarray, pushed: Contribution | None) -> np.ndarray:
-        if pushed is not None:
-            self._update(table, *pushed)
+    def _rows_of(self, table: int, ids: np.ndarray, contribution: Contribution | None) -> np.ndarray:
+        if contribution is not None:
+            self._update(table, *contribution)
         return self._parts[table].take(ids)
 
     def _update(self, table: int, ids: np.ndarray, gradients: np.ndarray) -> None:
@@ -218,17 +218,17 @@ class RankTables(Tables):
             self.error = self.error or error
             raise
 
-    def _rows_of(self, table: int, ids: np.ndarray, pushed: Contribution | None) -> np.ndarray:
-        number = self._next_round(table, pushed)
+    def _rows_of(self, table: int, ids: np.ndarray, contribution: Contribution | None) -> np.ndarray:
+        number = self._next_round(table, contribution)
         cuts = self._cut(ids)
-        push_cuts = None if pushed is None else self._cut(pushed[0])
+        push_cuts = None if contribution is None else self._cut(contribution[0])
         for rank, stream in self._streams.items():
             arrays: tuple[np.ndarray, ...] = (self._travelling(table, ids[cuts[rank]]),)
-            if pushed is not None and push_cuts is not None:
-                arrays = (*self._contribution(table, pushed, push_cuts[rank]), *arrays)
+            if contribution is not None and push_cuts is not None:
+                arrays = (*self._contribution(table, contribution, push_cuts[rank]), *arrays)
             self._send(stream, STEP, {"table": table, "round": number}, arrays)
-        if pushed is not None and push_cuts is not None:
-            self._contribute(table, number, pushed, push_cuts[self._rank])
+        if contribution is not None and push_cuts is not None:
+            self._contribute(table, number, contribution, push_cuts[self._rank])
         rows = np.empty((len(ids), self.specs[table].width), np.float32)
         rows[cuts[self._rank]] = self._server.take(table, number, ids[cuts[self._rank]])
         for rank, stream in self._streams.items():
@@ -237,12 +237,12 @@ class RankTables(Tables):
         return rows
 
     def _update(self, table: int, ids: np.ndarray, gradients: np.ndarray) -> None:
-        pushed = ids, gradients
-        number, cuts = self._next_round(table, pushed), self._cut(ids)
+        contribution = ids, gradients
+        number, cuts = self._next_round(table, contribution), self._cut(ids)
         for rank, stream in self._streams.items():
-            arrays = self._contribution(table, pushed, cuts[rank])
+            arrays = self._contribution(table, contribution, cuts[rank])
             self._send(stream, PUSH, {"table": table, "round": number}, arrays)
-        self._contribute(table, number, pushed, cuts[self._rank])
+        self._contribute(table, number, contribution, cuts[self._rank])
 
     def _whole(self, table: int, name: str) -> np.ndarray:
         spec, number = self.specs[table], self._rounds[table]
@@ -265,8 +265,8 @@ class RankTables(Tables):
                 part[first : first + count] = found
         return whole
 
-    def _next_round(self, table: int, pushed: Contribution | None) -> int:
-        self._rounds[table] += pushed is not None
+    def _next_round(self, table: int, contribution: Contribution | None) -> int:
+        self._rounds[table] += contribution is not None
         return self._rounds[table]
 
     def _cut(self, ids: np.ndarray) -> list[np.ndarray]:
@@ -274,12 +274,12 @@ class RankTables(Tables):
         owners = ids % self._world_size
         return [np.flatnonzero(owners == rank) for rank in range(self._world_size)]
 
-    def _contribution(self, table: int, pushed: Contribution, places: np.ndarray) -> Contribution:
-        ids, gradients = pushed
+    def _contribution(self, table: int, contribution: Contribution, places: np.ndarray) -> Contribution:
+        ids, gradients = contribution
         return self._travelling(table, ids[places]), gradients[places]
 
-    def _contribute(self, table: int, number: int, pushed: Contribution, places: np.ndarray) -> None:
-        self._server.contribute(table, self._rank, number, pushed[0][places], pushed[1][places])
+    def _contribute(self, table: int, number: int, contribution: Contribution, places: np.ndarray) -> None:
+        self._server.contribute(table, self._rank, number, contribution[0][places], contribution[1][places])
 
     def _travelling(self, table: int, ids: np.ndarray) -> np.ndarray:
         return ids.astype(np.uint32) if self.specs[table].num_rows <= _SHORT_ROWS else ids

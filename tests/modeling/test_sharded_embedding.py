@@ -6,8 +6,8 @@ import pytest
 
 from elephant.backends import current
 from elephant.errors import ConfigurationError, DataError
+from elephant.modeling.layers.sharded_embedding import ShardedEmbedding, hashed, sharded_embeddings
 from elephant.modeling.model_spec import model_source
-from elephant.modeling.sharded_embedding import ShardedEmbedding, hashed, sharded_embeddings
 from elephant.modeling.variable_paths import read_state, state_paths
 from elephant.tables.table import ROWS
 

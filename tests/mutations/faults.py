@@ -557,7 +557,7 @@ FAULTS = (
     ),
     Fault(
         name="batch-norm-ignores-masks",
-        file="elephant/modeling/sync_batch_norm.py",
+        file="elephant/modeling/layers/sync_batch_norm.py",
         old="_count(inputs, mask, reduction_axes(layer))",
         new="_count(inputs, None, reduction_axes(layer))",
         breaks="Synchronized batch normalization counts values that a mask leaves out.",
@@ -565,7 +565,7 @@ FAULTS = (
     ),
     Fault(
         name="batch-norm-gradient-unweighted",
-        file="elephant/modeling/sync_batch_norm.py",
+        file="elephant/modeling/layers/sync_batch_norm.py",
         old="weighted = gradient * gradient.dtype.type(share) if share else np.zeros_like(gradient)",
         new="weighted = gradient / communicator.world_size if share else np.zeros_like(gradient)",
         breaks="Gradients through the common mean and variance weigh all ranks alike.",
@@ -591,7 +591,7 @@ FAULTS = (
     Fault(
         name="weights-of-rank-0-not-shared",
         file="elephant/rank/synchronous.py",
-        old="    if communicator.world_size > 1:\n        share_variables(state_variables(model), communicator)\n",
+        old="    if communicator.world_size > 1:\n        share_variables(shared_variables(model), communicator)\n",
         new="",
         breaks="Ranks whose model function draws other weights begin apart.",
         tests=(f"{_SYNCHRONOUS}::test_weights_when_every_rank_builds_others_then_all_begin_with_those_of_rank_0",),

@@ -9,7 +9,7 @@ from keras_reference import global_batches, job_for, largest_difference, split
 from tiers import in_tiers
 
 from elephant.errors import ConfigurationError, UnsupportedError
-from elephant.modeling.sharded_embedding import ShardedEmbedding
+from elephant.modeling.layers.sharded_embedding import ShardedEmbedding
 from elephant.tables.table import ROWS
 
 RANDOM = np.random.default_rng(0)

@@ -12,7 +12,7 @@ import numpy as np
 from elephant.backends.keras_private import forget_model
 from elephant.data.epoch_plan import EpochPlan
 from elephant.errors import UnsupportedError
-from elephant.modeling.sync_batch_norm import momenta, steps_of_all
+from elephant.modeling.layers.sync_batch_norm import momenta, steps_of_all
 from elephant.modeling.variables import assign_flat, flatten, metric_variables, moving_statistics
 from elephant.monitor.events import EpochPart
 from elephant.rank.asynchronous.push_strategies import WorkerExchange

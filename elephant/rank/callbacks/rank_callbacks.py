@@ -14,7 +14,7 @@ import numpy as np
 from elephant.backends.gradient_averager import StopSignal
 from elephant.collective.communicator import Communicator
 from elephant.errors import ConfigurationError, TrainingError
-from elephant.modeling.sync_batch_norm import synchronized_layers
+from elephant.modeling.layers.sync_batch_norm import synchronized_layers
 from elephant.modeling.variables import (
     constant_rate,
     metric_variables,

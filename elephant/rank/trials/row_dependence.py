@@ -31,7 +31,7 @@ from elephant.backends.keras_private import (
     replace_moments,
 )
 from elephant.modeling.archive_inspection import PROGRAMS
-from elephant.modeling.sync_batch_norm import batch_norm_layers
+from elephant.modeling.layers.sync_batch_norm import batch_norm_layers
 from elephant.modeling.variables import seeded
 
 logger = logging.getLogger(__name__)

@@ -29,10 +29,11 @@ from elephant.config import FitConfig
 from elephant.data.json_types import require_parts
 from elephant.data.schema import RowSpec
 from elephant.driver.coordinator import FitResult
-from elephant.errors import ConfigurationError, warn_user
+from elephant.errors import ConfigurationError, UnsupportedError, warn_user
 from elephant.modeling.archive_inspection import UNREADABLE, KnownCode, code_of_file, require_known_code
 from elephant.modeling.keras_archive import for_this_backend, settings_for_this_backend
 from elephant.modeling.keras_saving import accepted_configs
+from elephant.modeling.layers.sharded_embedding import sharded_embeddings
 from elephant.modeling.model_spec import ModelSpec, model_source, require_compiled
 from elephant.modeling.variables import build_variables, rated_optimizers, read_variables, write_variables
 from elephant.spark.hadoop_files import read_model_bytes, require_no_model, write_model_bytes, write_model_files
@@ -196,6 +197,12 @@ def export_model(path: str | os.PathLike[str], model: keras.Model, format: str, 
     """
     # Before it takes its time.
     require_no_model(path)
+    if sharded := sharded_embeddings(model):
+        raise UnsupportedError(
+            f"export: expected layers that Keras can export. Received: the ShardedEmbedding {sharded[0].name!r}, whose "
+            "rows lie outside of the model's program. Use save, or build the model with keras.layers.Embedding and "
+            "give it the rows of table(...).numpy()."
+        )
     with tempfile.TemporaryDirectory(prefix="elephant-export-") as folder:
         # By the same name: for some formats Keras looks at its end.
         local = Path(folder) / PurePosixPath(os.fspath(path)).name

@@ -11,7 +11,7 @@ import keras
 
 from elephant.collective.communicator import Communicator
 from elephant.errors import ConfigurationError
-from elephant.modeling.sharded_embedding import sharded_embeddings
+from elephant.modeling.layers.sharded_embedding import sharded_embeddings
 from elephant.net.stream import Listener
 from elephant.tables.rank_tables import RankTables
 

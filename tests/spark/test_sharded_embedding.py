@@ -1,0 +1,130 @@
+"""Fits of models with sharded tables on executors, and what is done with the trained tables."""
+
+import os
+import signal
+
+import keras
+import numpy as np
+import pytest
+from keras_reference import global_batches, split
+from spark_frames import partitioned_frame, split_rows
+
+import elephant
+from elephant import KerasEstimator, KerasModel, ShardedEmbedding
+from elephant.errors import ConfigurationError, UnsupportedError
+
+SIZES = (17, 14)
+RANDOM = np.random.default_rng(0)
+DATA = {
+    "features": RANDOM.integers(0, 30, (31, 2)).astype("float32"),
+    "label": RANDOM.normal(size=31).astype("float32"),
+}
+BATCH, EPOCHS = 4, 2
+
+
+def model_of(embedding=None):
+    keras.utils.set_random_seed(5)
+    embedding = embedding or ShardedEmbedding(30, 4, optimizer="sgd", learning_rate=0.1, seed=3, name="user")
+    ids = keras.Input((2,))
+    model = keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(embedding(ids))))
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    return model
+
+
+def build_model():
+    return model_of()
+
+
+@pytest.fixture(scope="module")
+def frame(spark):
+    return partitioned_frame(spark, split_rows(DATA, SIZES), "features array<double>, label double")
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """Predictions and rows of one process of plain Keras, on the batches of both workers."""
+    plain = keras.layers.Embedding(30, 4)
+    plain.build((None, 2))
+    plain.embeddings.assign(ShardedEmbedding(30, 4, seed=3).table_spec.initial_rows())
+    model, batches = model_of(plain), list(global_batches(split(DATA, SIZES), BATCH, EPOCHS))
+    pairs = ((batch["features"], batch["label"]) for batch in batches)
+    model.fit(pairs, epochs=EPOCHS, steps_per_epoch=len(batches) // EPOCHS, shuffle=False, verbose=0)
+    return model.predict(DATA["features"], verbose=0), keras.ops.convert_to_numpy(plain.embeddings)
+
+
+def estimator_of(model, **options):
+    given = {"numWorkers": 2, "epochs": EPOCHS, "batchSize": BATCH, "shuffle": False, "verbose": 0, **options}
+    return KerasEstimator(model, **given)
+
+
+def predictions(fitted, frame):
+    rows = fitted.transform(frame).orderBy("prediction").select("prediction").collect()
+    return np.array([row.prediction for row in rows])
+
+
+@pytest.mark.usefixtures("by_value")
+@pytest.mark.parametrize("model", [model_of, lambda: build_model], ids=["a model", "a function"])
+def test_fit_when_workers_have_parts_of_a_table_then_all_that_is_done_with_the_model_has_the_whole(
+    spark, frame, expected, model, tmp_path
+):
+    fitted = estimator_of(model()).fit(frame)
+    outputs, rows = expected
+    np.testing.assert_allclose(fitted.table("user").numpy(), rows, atol=1e-5)
+    np.testing.assert_allclose(predictions(fitted, frame), np.sort(outputs[:, 0]), atol=1e-5)
+    listed = {row.id: row.embedding for row in fitted.table("user").toDF().collect()}
+    np.testing.assert_allclose([listed[place] for place in range(30)], rows, atol=1e-5)
+    fitted.save(str(tmp_path / "saved"))
+    loaded = KerasModel.load(str(tmp_path / "saved"), trusted=True)
+    np.testing.assert_array_equal(loaded.table("user").numpy(), fitted.table("user").numpy())
+    assert loaded.evaluate(frame)["loss"] == pytest.approx(np.mean((outputs[:, 0] - DATA["label"]) ** 2), rel=1e-4)
+    with pytest.raises(ConfigurationError, match=r"table: expected the name .* model has user\. Received: 'item'"):
+        fitted.table("item")
+    with pytest.raises(UnsupportedError, match="export: expected layers that Keras can export"):
+        fitted.export(str(tmp_path / "exported"))
+
+
+@pytest.mark.slow("a process ends; tests/rank/test_divided_tables.py has the state that a fit goes on with")
+@pytest.mark.usefixtures("by_value")
+def test_fit_when_a_worker_is_killed_then_goes_on_with_the_table_of_its_last_state(spark, frame, expected, tmp_path):
+    mark = str(tmp_path / "killed")
+
+    class Killed(keras.callbacks.Callback):
+        def __init__(self):
+            super().__init__()
+            self.epoch = 0
+
+        def on_epoch_begin(self, epoch, logs=None):
+            self.epoch = epoch
+
+        def on_train_batch_begin(self, batch, logs=None):
+            if self.epoch == 1 and batch == 2 and not os.path.exists(mark):
+                open(mark, "w").close()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    fitted = estimator_of(model_of(), maxRestarts=1, callbacks=[Killed()]).fit(frame)
+    assert os.path.exists(mark) and fitted.training_statistics["restarts"] == 1
+    np.testing.assert_allclose(fitted.table("user").numpy(), expected[1], atol=1e-5)
+
+
+@pytest.mark.slow("a second fit; tests/rank/test_divided_tables.py has other numbers of ranks")
+def test_fit_when_resumed_from_a_folder_then_has_the_table_of_one_that_was_not_interrupted(
+    spark, frame, expected, tmp_path
+):
+    estimator_of(model_of(), epochs=1, checkpointPath=str(tmp_path)).fit(frame)
+    fitted = estimator_of(model_of(), checkpointPath=str(tmp_path), resume=True).fit(frame)
+    np.testing.assert_allclose(fitted.table("user").numpy(), expected[1], atol=1e-5)
+    # All is done: the model comes from the folder.
+    again = estimator_of(model_of(), checkpointPath=str(tmp_path), resume=True).fit(frame)
+    np.testing.assert_array_equal(again.table("user").numpy(), fitted.table("user").numpy())
+
+
+@pytest.mark.slow("a job; tests/modeling has the layer in one process")
+@pytest.mark.usefixtures("by_value")
+def test_loop_of_one_s_own_when_it_trains_a_sharded_embedding_on_several_ranks_then_is_refused(spark):
+    def train():
+        model = model_of()
+        model.optimizer = elephant.DistributedOptimizer(model.optimizer)
+        model.fit(DATA["features"], DATA["label"], verbose=0)
+
+    with pytest.raises(Exception, match="expected a ShardedEmbedding in a synchronous fit"):
+        elephant.run(train, num_workers=2, verbose=0)
