@@ -188,6 +188,11 @@ def for_compression(spark, folder, frame, names):
     return {"flat": np.zeros(784 * 128 + 128, "float32"), "collective": collective.current_collective()}
 
 
+def for_embeddings(spark, folder, frame, names):
+    rows = [(i % 7, 10**12 + i % 5, i % 2) for i in range(40)]
+    return {"clicks": spark.createDataFrame(rows, "user long, item long, clicked int").coalesce(2)}
+
+
 def for_files(spark, folder, frame, names):
     import tensorflow as tf
 
@@ -301,6 +306,7 @@ _HERE = {
     "callbacks": for_callbacks,
     "compression": for_compression,
     "dataframes": for_frames,
+    "embeddings": for_embeddings,
     "files": for_files,
     "gpus": for_functions,
     "inference": for_inference,
