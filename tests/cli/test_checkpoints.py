@@ -9,7 +9,7 @@ import pytest
 from elephant.checkpoint.manager import CheckpointManager
 from elephant.checkpoint.state import FitState
 from elephant.cli.main import main
-from elephant.modeling.variable_paths import paths_in_order, read_state
+from elephant.modeling.variable_paths import paths_in_order, read_by_path, state_paths
 from elephant.modeling.variables import build_variables, optimizer_names
 from elephant.storage.folder import folder_at
 
@@ -29,7 +29,7 @@ def state_of(model, epochs, step=0, losses=()):
         "num_workers": 2,
     }
     history = {"loss": list(losses) or [float(epochs - epoch) for epoch in range(epochs)]}
-    return FitState(epochs=epochs, step=step, arrays=read_state(model), facts=facts, history=history)
+    return FitState(epochs=epochs, step=step, arrays=read_by_path(state_paths(model)), facts=facts, history=history)
 
 
 @pytest.fixture
