@@ -222,6 +222,10 @@ def for_inference(spark, folder, frame, names):
 
 
 def for_models(spark, folder, frame, names):
+    hidden = [keras.layers.Dense(8, "relu"), keras.layers.Dense(8, "relu")]
+    base = keras.Sequential([keras.Input((8,)), *hidden, keras.layers.Dense(2, "softmax")])
+    (folder / "models").mkdir()
+    base.save(folder / "models" / "base.keras")
     image, words = keras.Input((8,), name="image"), keras.Input((8,), name="words")
     both = keras.layers.Concatenate()([image, words])
     outputs = {name: keras.layers.Dense(1, name=name)(both) for name in ("age", "kind")}
