@@ -102,9 +102,9 @@ def main() -> int:
     parser.add_argument("--epochs", type=int, default=12, help="passes over the training rows (default: 12)")
     options = parser.parse_args()
 
-    session = local_session(options.workers)
+    session, folder = local_session(options.workers), tempfile.TemporaryDirectory(prefix="elephant-preset-")
     try:
-        preset = options.preset or f"{tempfile.mkdtemp()}/tiny"
+        preset = options.preset or f"{folder.name}/tiny"
         if options.preset is None:
             save_tiny_preset(preset)
         frame = session.createDataFrame(reviews(1600), "review string, label int")
@@ -115,6 +115,7 @@ def main() -> int:
         print(f"bytes that a worker has sent in the last epoch: {sent:,}")
     finally:
         session.stop()
+        folder.cleanup()
     if accuracy < REQUIRED_ACCURACY:
         print(f"expected a test accuracy of at least {REQUIRED_ACCURACY}. Received: {accuracy:.4f}.", file=sys.stderr)
         return 1

@@ -29,30 +29,30 @@ class TableVariable:
     It has what elephant uses of a `keras.Variable`, but is none: Keras neither trains nor counts it.
 
     Args:
-        layer: The layer.
+        embedding: The layer.
         name: ``"embeddings"``, or that of a slot of the optimizer.
     """
 
     dtype = "float32"
     trainable = False
 
-    def __init__(self, layer: ShardedEmbedding, name: str) -> None:
-        self._layer = layer
+    def __init__(self, embedding: ShardedEmbedding, name: str) -> None:
+        self._embedding = embedding
         self.name = name
 
     @property
     def path(self) -> str:
         """The layer's path and the name."""
-        return f"{self._layer.path}/{self.name}"
+        return f"{self._embedding.path}/{self.name}"
 
     @property
     def shape(self) -> tuple[int, ...]:
         """That of all rows: (rows, values of each)."""
-        return self._layer.table_spec.shape_of(self.name)
+        return self._embedding.table_spec.shape_of(self.name)
 
     def numpy(self) -> np.ndarray:
         """Returns a copy of the values, float32; within a fit, those of all ranks."""
-        return self._layer.tables.whole(self._layer.place, self.name)
+        return self._embedding.tables.whole(self._embedding.place, self.name)
 
     def assign(self, value: Any) -> None:
         """Gives it values.
@@ -60,7 +60,7 @@ class TableVariable:
         Raises:
             UnsupportedError: The table is divided over ranks now.
         """
-        self._layer.assign_tables({self.name: np.asarray(value, np.float32)})
+        self._embedding.assign_tables({self.name: np.asarray(value, np.float32)})
 
 
 @keras.saving.register_keras_serializable(package="elephant")
