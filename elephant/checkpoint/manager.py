@@ -341,7 +341,7 @@ class CheckpointManager:
                 step=state.step,
                 number=1 + max((one.number for one in before.values()), default=0),
                 state=kept or self._stored(file_name(*place, writing, "state.npz"), own),
-                frozen=frozen_file,
+                frozen_file=frozen_file,
                 finished=finished,
                 history=state.history,
                 facts=state.facts,
@@ -373,7 +373,7 @@ class CheckpointManager:
         before, manifest = self._last
         is_there = before.frozen.keys() >= frozen.keys()
         is_there = is_there and all(equal_bits(before.arrays[name], value) for name, value in frozen.items())
-        return manifest.frozen if is_there else None
+        return manifest.frozen_file if is_there else None
 
     def value_of(self, state: FitState) -> float | None:
         """Returns how good the epoch was at whose end a state is; None within one, or where no best one is kept.
@@ -406,7 +406,7 @@ class CheckpointManager:
         self._folder.write(name, fill)
 
     def _read(self, manifest: CheckpointManifest, *, finished: bool) -> Checkpoint:
-        frozen = {} if manifest.frozen is None else self._arrays(manifest.frozen)
+        frozen = {} if manifest.frozen_file is None else self._arrays(manifest.frozen_file)
         state = FitState(
             epochs=manifest.epochs,
             step=manifest.step,

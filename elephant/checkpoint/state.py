@@ -214,7 +214,7 @@ class CheckpointManifest:
     state: StoredFile
     step: int = 0  # of the epoch that has begun
     # weights that are not in the state, which several checkpoints share
-    frozen: StoredFile | None = None
+    frozen_file: StoredFile | None = None
     # the model's variables at the end of the fit, where they are others than those of the state
     result: StoredFile | None = None
     finished: bool = False  # whether the fit has ended, and has nothing left to do
@@ -248,7 +248,7 @@ class CheckpointManifest:
     @property
     def files(self) -> list[StoredFile]:
         """Those that belong to it."""
-        return [file for file in (self.state, self.frozen, self.result) if file is not None]
+        return [file for file in (self.state, self.frozen_file, self.result) if file is not None]
 
     def is_done(self, epochs: int | None = None) -> bool:
         """Returns whether nothing is left to train of so many epochs, or of those that its fit was asked for."""
@@ -261,8 +261,8 @@ class CheckpointManifest:
         if not self.step:
             # Those before there were any do not know the word.
             del body["step"]
-        if self.frozen is None:
-            del body["frozen"]
+        if self.frozen_file is None:
+            del body["frozen_file"]
         return sealed({"format": FORMAT, **body})
 
     @classmethod
@@ -277,8 +277,8 @@ class CheckpointManifest:
             if (version := body.pop("format")) not in _READABLE:
                 later = ", of a later version of elephant" if _is_count(version) and version > FORMAT else ""
                 raise DamagedError(f"format {version!r}{later}; this one reads {' and '.join(map(str, _READABLE))}")
-            body = {"frozen": None, **body}
-            for name in ("state", "frozen", "result"):
+            body = {"frozen_file": None, **body}
+            for name in ("state", "frozen_file", "result"):
                 body[name] = None if body[name] is None else StoredFile(**body[name])
             return cls(**body)
         except DAMAGES as error:
