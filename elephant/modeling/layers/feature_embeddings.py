@@ -152,7 +152,7 @@ class ShardedEmbeddings(keras.layers.Layer):
         return self._tables[feature.table_place]
 
     def _mapped(self, function: Any, ids: Any, weights: Any) -> Any:
-        """Returns what a function of a feature and its ids makes, in the structure of the features."""
+        """Maps a function of a feature and its ids over all of them; returns the results in the features' structure."""
         if weights is not None:
             raise UnsupportedError(
                 f"{self.name}: expected ids without weights, of which a table knows none. Received: weights. Multiply "
@@ -236,8 +236,8 @@ def _require_attributes(title: str, expected: str, config: Any, names: tuple[str
         )
 
 
-def _settings_of(layer: ShardedEmbedding) -> dict[str, Any]:
-    return {name: value for name, value in layer.get_config().items() if name != "seed"}
+def _settings_of(embedding: ShardedEmbedding) -> dict[str, Any]:
+    return {name: value for name, value in embedding.get_config().items() if name != "seed"}
 
 
 def _layer_of(table_config: Any, *, mask_value: Any, seed: int | None, dtype: Any) -> ShardedEmbedding:

@@ -347,7 +347,7 @@ def _check(
 
 
 def _divisors(present: np.ndarray, combiner: str) -> np.ndarray:
-    """Returns what the sum of each bag is divided by, one where it is empty: float32 of the bags' shape and (1,)."""
+    """Returns a divisor of the sum of each bag, one where it is empty: float32 of the bags' shape and (1,)."""
     counts = np.maximum(present.sum(axis=-1, keepdims=True), 1).astype(np.float32)
     if combiner == "sum":
         return np.ones_like(counts)
