@@ -170,6 +170,8 @@ setup(
             "nbclient>=0.10",
             "ipykernel>=6.29",
             "jedi>=0.19",
+            # The example of LoRA makes a text classifier with it.
+            'keras-hub>=0.32; python_version >= "3.11"',
         ],
         # What benchmarks/ measures against, and what counts its processor time.
         "bench": ["torch>=2.4", "psutil>=5.9"],

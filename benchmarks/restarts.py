@@ -35,7 +35,7 @@ from exact_fits import BATCH, synchronous_model, write_rows
 from report import Measurement, report
 from session_processes import executor_of, is_of, session_processes
 
-_RANKS = 4
+_RANKS, _EXECUTORS = 4, 2
 _LOOK_S = 0.3
 _TARGETS = {"training": 5.0, "executor_jvms": 12.0}
 _PHASES = ("noticed_s", "processes_s", "state_s", "model_s", "step_s")
@@ -106,6 +106,26 @@ def fit(frame: Any, epochs: int, verbose: int) -> Any:
     ).fit(frame)
 
 
+def await_executors(session: Any) -> None:
+    """Waits until both executors are there: what was killed in a fit before, Spark has started again."""
+    while True:
+        listed = session.sparkContext._jsc.sc().statusStore().executorList(True)
+        names = {listed.apply(place).id() for place in range(listed.size())} - {"driver"}
+        if len(names) == _EXECUTORS and all(has_process(name) for name in names):
+            return
+        time.sleep(_LOOK_S)
+
+
+def has_process(name: str) -> bool:
+    """Returns whether an executor that Spark takes for alive has a process."""
+    for one in session_processes():
+        with contextlib.suppress(psutil.Error):
+            words = one.cmdline()
+            if "--executor-id" in words and words[words.index("--executor-id") + 1] == name:
+                return True
+    return False
+
+
 def measured(kind: str, frame: Any, epochs: int, options: argparse.Namespace) -> bool:
     """Prints what the kills of a kind have cost; returns whether the weights were the same each time."""
     expected: list[np.ndarray] = fit(frame, epochs, options.verbose).model.get_weights()
@@ -116,6 +136,7 @@ def measured(kind: str, frame: Any, epochs: int, options: argparse.Namespace) ->
         most = options.kills - len(seconds)
         # Afterwards all ranks are on one executor, and the other one has never run any.
         most = most if kind == "training" else min(most, options.executors_a_fit)
+        await_executors(frame.sparkSession)
         killer = Killer(kind, options.every, most, chosen)
         killer.start()
         try:
@@ -136,6 +157,8 @@ def measured(kind: str, frame: Any, epochs: int, options: argparse.Namespace) ->
             for phase in _PHASES:
                 parts[phase].append(recovery.get(phase, 0.0))
         overlapping += len(killer.kills) - len(found)
+    if not seconds:
+        raise SystemExit(f"{kind}: no fit of {fits} went on after a kill: longer ones have more --epochs")
     p95 = float(np.percentile(seconds, 95))
     report(
         Measurement(
@@ -165,14 +188,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kinds", nargs="+", default=list(_TARGETS), choices=list(_TARGETS))
     parser.add_argument("--kills", type=int, default=40, help="of each kind (40)")
-    parser.add_argument("--every", type=float, default=8.0, help="seconds between two kills (8)")
+    parser.add_argument("--every", type=float, default=8.0, help="seconds between two kills, and to the first one (8)")
     parser.add_argument("--executors-a-fit", type=int, default=1, help="killed in one fit (1)")
-    parser.add_argument("--epochs", type=int, default=None, help="of each fit (1000, where executors are killed 150)")
+    parser.add_argument("--epochs", type=int, default=None, help="of each fit (1000, where executors are killed 60)")
     parser.add_argument("--most-fits", type=int, default=80)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--verbose", type=int, default=0)
     options = parser.parse_args()
-    epochs = {kind: options.epochs or (1000 if kind == "training" else 150) for kind in _TARGETS}
+    epochs = {kind: options.epochs or (1000 if kind == "training" else 60) for kind in _TARGETS}
     from elephant.cluster.local import local_session
 
     with tempfile.TemporaryDirectory(prefix="restarts-rows-") as name:
@@ -183,7 +206,7 @@ def main() -> None:
             "spark.deploy.maxExecutorRetries": "-1",
             "spark.task.maxFailures": "10000",
         }
-        session = local_session(2, conf=conf)
+        session = local_session(_EXECUTORS, conf=conf)
         try:
             frame = session.read.parquet(name)
             equal = [measured(kind, frame, epochs[kind], options) for kind in options.kinds]

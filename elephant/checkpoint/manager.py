@@ -3,6 +3,7 @@
 ::
 
     folder/epoch-00000003.6f3a0c....state.npz     the arrays of the fit's state after three epochs
+    folder/epoch-00000001.b2c41e....frozen.npz    weights that no training changes: once, for all checkpoints
     folder/epoch-00000003.6f3a0c....result.npz    the model at the end, where callbacks have changed it then
     folder/epoch-00000003.6f3a0c....json          the manifest, written last: without it the others are nothing
     folder/epoch-00000003.step-00000120.9d1c2b....json    and that of a state after 120 steps of the fourth epoch
@@ -39,7 +40,7 @@ from elephant.checkpoint.state import (
     place_of,
 )
 from elephant.errors import CheckpointError
-from elephant.net.buffers import portable
+from elephant.net.buffers import equal_bits, portable
 from elephant.net.work_queue import WorkQueue
 from elephant.storage.folder import DAMAGES, DamagedError, Folder, checksum
 
@@ -330,11 +331,17 @@ class CheckpointManager:
             self._require_own_files()
             before, damaged = self._surveyed()
             kept = None if self._last is None or self._last[0] is not state else self._last[1].state
+            frozen = state.frozen
+            own = {name: one for name, one in state.arrays.items() if name not in frozen}
+            frozen_file = self._frozen_file(frozen)
+            if frozen and frozen_file is None:
+                frozen_file = self._stored(file_name(*place, writing, "frozen.npz"), frozen)
             manifest = CheckpointManifest(
                 epochs=state.epochs,
                 step=state.step,
                 number=1 + max((one.number for one in before.values()), default=0),
-                state=kept or self._stored(file_name(*place, writing, "state.npz"), state.arrays),
+                state=kept or self._stored(file_name(*place, writing, "state.npz"), own),
+                frozen=frozen_file,
                 finished=finished,
                 history=state.history,
                 facts=state.facts,
@@ -342,7 +349,10 @@ class CheckpointManager:
             )
             if result is not None and not _are_equal(result, state.variables):
                 name = file_name(*place, writing, "result.npz")
-                arrays = dict(zip(state.variable_names, result, strict=True))
+                named_result = zip(state.variable_names, result, strict=True)
+                arrays = {
+                    name: one for name, one in named_result if name not in frozen or not equal_bits(one, frozen[name])
+                }
                 manifest = replace(manifest, result=self._stored(name, arrays))
             content, name = manifest.to_bytes(), file_name(*place, writing, "json")
             self._add(name, lambda file: file.write(content))
@@ -355,6 +365,15 @@ class CheckpointManager:
             ) from error
         self._last, self._has_saved = (state, manifest), True
         self._prune({**before, name: manifest}, name, unreadable=bool(damaged))
+
+    def _frozen_file(self, frozen: Mapping[str, np.ndarray]) -> StoredFile | None:
+        """Returns the file of the last checkpoint where it has these weights; None where there is none such."""
+        if self._last is None or not frozen:
+            return None
+        before, manifest = self._last
+        is_there = before.frozen.keys() >= frozen.keys()
+        is_there = is_there and all(equal_bits(before.arrays[name], value) for name, value in frozen.items())
+        return manifest.frozen if is_there else None
 
     def value_of(self, state: FitState) -> float | None:
         """Returns how good the epoch was at whose end a state is; None within one, or where no best one is kept.
@@ -387,19 +406,22 @@ class CheckpointManager:
         self._folder.write(name, fill)
 
     def _read(self, manifest: CheckpointManifest, *, finished: bool) -> Checkpoint:
+        frozen = {} if manifest.frozen is None else self._arrays(manifest.frozen)
         state = FitState(
             epochs=manifest.epochs,
             step=manifest.step,
             history=manifest.history,
-            arrays=self._arrays(manifest.state),
+            # One that something has assigned to is in both.
+            arrays={**frozen, **self._arrays(manifest.state)},
             facts=manifest.facts,
         )
         if lost := {*state.variable_names} - state.arrays.keys():
             raise DamagedError(f"{manifest.state.name} is without {min(lost)}")
         if not finished:
             return Checkpoint(state=state)
-        of_result = state if manifest.result is None else replace(state, arrays=self._arrays(manifest.result))
-        return Checkpoint(state=state, finished=True, result=of_result.variables)
+        of_result = {} if manifest.result is None else self._arrays(manifest.result)
+        result = replace(state, arrays={**state.arrays, **of_result}).variables
+        return Checkpoint(state=state, finished=True, result=result)
 
     def _arrays(self, stored: StoredFile) -> dict[str, np.ndarray]:
         if stored.name not in self._names():
@@ -531,10 +553,7 @@ def is_finite(array: np.ndarray) -> bool:
 
 
 def _are_equal(values: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bool:
-    return len(values) == len(others) and all(
-        value.shape == other.shape and value.dtype == other.dtype and value.tobytes() == other.tobytes()
-        for value, other in zip(values, others, strict=True)
-    )
+    return len(values) == len(others) and all(map(equal_bits, values, others))
 
 
 class CheckpointSink(Protocol):

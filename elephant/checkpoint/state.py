@@ -17,7 +17,7 @@ from elephant.storage.folder import DAMAGES, DamagedError, sealed, unsealed
 # The first format has the model's variables by their places, model/0, model/1 and so on, and no names in its facts.
 FORMAT = 2
 _READABLE = (1, FORMAT)
-_NAME = re.compile(r"^epoch-(\d{8})(?:\.step-(\d{8}))?\.([0-9a-f]{16})\.(json|state\.npz|result\.npz)$")
+_NAME = re.compile(r"^epoch-(\d{8})(?:\.step-(\d{8}))?\.([0-9a-f]{16})\.(json|(?:state|frozen|result)\.npz)$")
 
 # Others may change: workers, epochs, the size of batches, where rows are kept, how they travel.
 _FIXED = (
@@ -63,6 +63,11 @@ class FitState:
     def variables(self) -> list[np.ndarray]:
         """The model's weights and its optimizer's variables, in `read_variables`' order."""
         return [self.arrays[name] for name in self.variable_names]
+
+    @property
+    def frozen(self) -> dict[str, np.ndarray]:
+        """The weights that are as they were in the first state of the fit, such as those of a frozen base, by name."""
+        return {name: self.arrays[name] for name in self.facts.get("frozen", ())}
 
     def group(self, kind: str) -> list[np.ndarray]:
         """Returns the arrays of a kind, in order; none when there are none."""
@@ -208,6 +213,8 @@ class CheckpointManifest:
     number: int  # counts the checkpoints of a folder
     state: StoredFile
     step: int = 0  # of the epoch that has begun
+    # weights that are not in the state, which several checkpoints share
+    frozen: StoredFile | None = None
     # the model's variables at the end of the fit, where they are others than those of the state
     result: StoredFile | None = None
     finished: bool = False  # whether the fit has ended, and has nothing left to do
@@ -220,8 +227,9 @@ class CheckpointManifest:
         _require(all(map(_is_count, counts)), "epochs, step and number: expected counts")
         _require(all(isinstance(one, bool) for one in (self.finished, self.finite)), "expected booleans")
         _require(isinstance(self.facts, Mapping), "facts: expected an object")
-        names = self.facts.get("variables", [])
-        _require(isinstance(names, list) and all(isinstance(one, str) for one in names), "variables: expected names")
+        for fact in ("variables", "frozen"):
+            names = self.facts.get(fact, [])
+            _require(isinstance(names, list) and all(isinstance(one, str) for one in names), f"{fact}: expected names")
         _require(
             isinstance(self.history, Mapping) and all(isinstance(one, (list, tuple)) for one in self.history.values()),
             "history: expected lists",
@@ -240,7 +248,7 @@ class CheckpointManifest:
     @property
     def files(self) -> list[StoredFile]:
         """Those that belong to it."""
-        return [self.state] if self.result is None else [self.state, self.result]
+        return [file for file in (self.state, self.frozen, self.result) if file is not None]
 
     def is_done(self, epochs: int | None = None) -> bool:
         """Returns whether nothing is left to train of so many epochs, or of those that its fit was asked for."""
@@ -253,6 +261,8 @@ class CheckpointManifest:
         if not self.step:
             # Those before there were any do not know the word.
             del body["step"]
+        if self.frozen is None:
+            del body["frozen"]
         return sealed({"format": FORMAT, **body})
 
     @classmethod
@@ -267,8 +277,10 @@ class CheckpointManifest:
             if (version := body.pop("format")) not in _READABLE:
                 later = ", of a later version of elephant" if _is_count(version) and version > FORMAT else ""
                 raise DamagedError(f"format {version!r}{later}; this one reads {' and '.join(map(str, _READABLE))}")
-            files = {name: None if body[name] is None else StoredFile(**body[name]) for name in ("state", "result")}
-            return cls(**{**body, **files})
+            body = {"frozen": None, **body}
+            for name in ("state", "frozen", "result"):
+                body[name] = None if body[name] is None else StoredFile(**body[name])
+            return cls(**body)
         except DAMAGES as error:
             raise error if isinstance(error, DamagedError) else DamagedError(f"no manifest: {error}") from error
 

@@ -134,6 +134,8 @@ class Coordinator:
         self._is_state_wanted = False
         # A state of which arrays are still to come, those of the driver, and those that have come.
         self._state_coming: tuple[StateSaved, Mapping[str, np.ndarray], list[np.ndarray]] | None = None
+        # Those of the last state, which come with the first one alone.
+        self._frozen_arrays: Mapping[str, np.ndarray] = {}
         self._lost_at: float | None = None
         self._gave_up = False
         self._num_noted = 0
@@ -274,12 +276,15 @@ class Coordinator:
         return None if arrays is None else self._completed(arrays)
 
     def _completed(self, arrays: Sequence[np.ndarray]) -> Event | None:
-        """Returns the state that was coming, with its arrays and those that the driver knows."""
+        """Returns the state that was coming, with its arrays, those of the driver, and frozen weights of before."""
         if self._state_coming is None:
             return None
         saved, of_driver, _ = self._state_coming
         self._state_coming = None
-        named = {**dict(zip(saved.names, arrays, strict=True)), **of_driver}
+        frozen = saved.facts.get("frozen", [])
+        named = {name: one for name, one in self._frozen_arrays.items() if name in frozen}
+        named |= {**dict(zip(saved.names, arrays, strict=True)), **of_driver}
+        self._frozen_arrays = {name: named[name] for name in frozen}
         return replace(saved, shapes=None, names=list(named), arrays=list(named.values()))
 
     def _add(self, event: Event) -> bool:

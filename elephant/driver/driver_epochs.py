@@ -20,7 +20,7 @@ from elephant.data.schema import DataSchema
 from elephant.driver.coordinator_policy import steps_of_epoch
 from elephant.driver.driver_callbacks import DriverCallbacks
 from elephant.driver.server_model import ServerModel, has_same_batches, positions_of
-from elephant.modeling.variable_paths import paths_in_order, read_state
+from elephant.modeling.variable_paths import StateReader, paths_in_order
 from elephant.modeling.variables import assign_flat, constant_rate, metric_variables, on_cpu
 from elephant.monitor.events import EpochEnded, EpochPart, Started, StepEnded
 from elephant.rank.checkpoints import states_of
@@ -172,6 +172,7 @@ class DriverEpochs:
             folder_of=job.folder_of,
         )
         self._asked_to_stop = False
+        self._state_reader = StateReader()
         self._keep_now = keep_now or servers.keep
         self._done = job.first_epoch
         self._epoch_steps: dict[int, int] = {}
@@ -295,7 +296,8 @@ class DriverEpochs:
         self._model.take(fetched.values, fetched.slots, fetched.iterations, fetched.state)
         states, of_callbacks = states_of(self._job.callbacks)
         model, pending = self._model.model, []
-        arrays = {**read_state(model), **of_callbacks}
+        of_model, frozen = self._state_reader.read(model)
+        arrays = {**of_model, **of_callbacks}
         for index, part in enumerate(self._summaries.pending):
             pending.append({one.name: getattr(part, one.name) for one in fields(part) if one.name != "arrays"})
             arrays |= named(f"part/{index}", [np.asarray(array) for array in part.arrays])
@@ -309,6 +311,7 @@ class DriverEpochs:
             "begun": self._callbacks.has_begun(done),
             "ledgers": [{str(partition): entry for partition, entry in one.items()} for one in server_state.ledgers],
             "parts": pending,
+            **({"frozen": frozen} if frozen else {}),
         }
         return FitState(epochs=done, step=step, history=self._history, arrays=arrays, facts=facts)
 

@@ -29,7 +29,8 @@ import numpy as np
 from elephant.backends.keras_private import optimized_variables, own_generators, own_layers, own_states, own_weights
 from elephant.errors import ConfigurationError
 from elephant.modeling.layers.sharded_embedding import ShardedEmbedding
-from elephant.modeling.variables import optimizers_of, read_values, state_variables
+from elephant.modeling.variables import frozen_weights, optimizers_of, read_values, state_variables
+from elephant.net.buffers import equal_bits
 
 MODEL, OPTIMIZER, SCALE = "model/", "optimizer/", "scale/"
 _OF_MODEL = re.compile(r"(model|optimizer(_\d+)?|scale)/")
@@ -178,10 +179,35 @@ def paths_in_order(model: keras.Model) -> list[str]:
     return [by_variable[id(variable)] for variable in state_variables(model)]
 
 
-def read_state(model: keras.Model) -> dict[str, np.ndarray]:
-    """Returns copies of what `state_paths` names."""
-    paths = state_paths(model)
-    return dict(zip(paths, read_values(paths.values()), strict=True))
+class StateReader:
+    """Reads the state of one model time and again: a frozen weight once, as long as nothing assigns to it."""
+
+    def __init__(self) -> None:
+        # Copies of the frozen weights that are as they were the first time, by path; None before.
+        self._frozen: dict[str, np.ndarray] | None = None
+
+    def read(self, model: keras.Model) -> tuple[dict[str, np.ndarray], list[str]]:
+        """Returns copies of what `state_paths` names, and the paths of frozen weights that are as they were at first.
+
+        The copies of these are the same arrays each time.
+        """
+        paths = state_paths(model)
+        if self._frozen is None:
+            frozen = {id(variable) for variable in frozen_weights(model)}
+            self._frozen = read_by_path({path: variable for path, variable in paths.items() if id(variable) in frozen})
+        else:
+            self._frozen = {
+                path: value
+                for path, value in self._frozen.items()
+                if equal_bits(np.asarray(keras.ops.convert_to_numpy(paths[path])), value)
+            }
+        others = read_by_path({path: variable for path, variable in paths.items() if path not in self._frozen})
+        return {path: self._frozen[path] if path in self._frozen else others[path] for path in paths}, [*self._frozen]
+
+
+def read_by_path(variables: Mapping[str, keras.Variable]) -> dict[str, np.ndarray]:
+    """Returns copies of the values of variables, by the same paths."""
+    return dict(zip(variables, read_values(variables.values()), strict=True))
 
 
 def assign_state(

@@ -221,6 +221,15 @@ def moving_statistics(model: keras.Model) -> list[keras.Variable]:
     ]
 
 
+def frozen_weights(model: keras.Model) -> list[keras.Variable]:
+    """Returns weights that no training changes, as those of a frozen base: neither trainable nor `moving_statistics`.
+
+    A layer or a ``train_step`` of the user's may assign to one all the same, as to a count of its calls.
+    """
+    left_out = {id(variable) for variable in (*model.trainable_variables, *moving_statistics(model))}
+    return [variable for variable in model.weights if id(variable) not in left_out]
+
+
 def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
     """Returns the model's optimizers: the one it was compiled with, and those that its class keeps besides.
 

@@ -435,6 +435,8 @@ class ChannelClient:
         self._ended = threading.Event()
         # Sends the arrays of states, and how many parts of the last one are left.
         self._sending, self._unsent = WorkQueue(f"elephant-state-{rank}"), 0
+        # Those of the last state, which the driver has.
+        self._frozen_arrays: Mapping[str, np.ndarray] = {}
         self.state_wanted = False
         # Epochs and steps of the last state that was told of, and of the last one that the driver has.
         self._told, self._here = (-1, -1), (-1, -1)
@@ -511,10 +513,16 @@ class ChannelClient:
         self.send(StopRequested(rank=self._rank))
 
     def keep(self, state: FitState) -> None:
-        """Tells of the fit's state, and sends its arrays beside what goes on; waits for those of the last one."""
+        """Tells of the fit's state, and sends its arrays beside what goes on; waits for those of the last one.
+
+        Frozen weights that the last state had, as the same arrays, are not sent again.
+        """
         self._sending.wait()
         self._told = (state.epochs, state.step)
-        saved, *parts = StateSaved.of(state, rank=self._rank).in_parts()
+        frozen, before = state.frozen, self._frozen_arrays
+        new = {name: one for name, one in state.arrays.items() if name not in frozen or before.get(name) is not one}
+        self._frozen_arrays = frozen
+        saved, *parts = StateSaved.of(replace(state, arrays=new), rank=self._rank).in_parts()
         self.send(saved)
         self._unsent = len(parts)
         for part in parts:

@@ -29,6 +29,21 @@ def portable(array: np.ndarray) -> np.ndarray:
     return np.asarray(array, np.float32 if array.dtype.name == "bfloat16" else None, order="C")
 
 
+def equal_bits(value: np.ndarray, other: np.ndarray) -> bool:
+    """Returns whether two arrays are of the same shape, dtype and bits, so that NaN equals itself, and zero not -0.
+
+    >>> equal_bits(np.array([np.nan, 0.0]), np.array([np.nan, 0.0])), equal_bits(np.array([0.0]), np.array([-0.0]))
+    (True, False)
+    """
+    if value is other:
+        return True
+    if value.shape != other.shape or value.dtype != other.dtype:
+        return False
+    word = f"u{value.itemsize}" if value.itemsize in (1, 2, 4, 8) else "u1"
+    words, others = (np.ascontiguousarray(one).reshape(-1).view(word) for one in (value, other))
+    return np.array_equal(words, others)
+
+
 class SharedBuffer:
     """Memory of which views are handed out without a copy."""
 

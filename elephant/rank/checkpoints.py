@@ -36,12 +36,13 @@ from elephant.errors import ConfigurationError, PreemptedError, RowsMovedError
 from elephant.modeling.variable_paths import (
     MODEL,
     SCALE,
+    StateReader,
     assign_state,
     generator_paths,
     optimizer_prefix,
     paths_in_order,
+    read_by_path,
     read_generators,
-    read_state,
     state_paths,
     variable_paths,
 )
@@ -237,6 +238,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         self._history: dict[str, list[Any]] = {} if job.state is None else joined(job.state.history, {})
         self._generator = None if job.state is None else job.state.arrays.get(f"generator/{communicator.rank}")
         self._epoch = job.first_epoch
+        self._state_reader = StateReader()
         if job.state is not None and within is not None and within.compressing is not None:
             within.compressing.remember(job.state.group(f"compressed/{communicator.rank}"))
 
@@ -329,7 +331,8 @@ class CheckpointCallback(keras.callbacks.Callback):
 
     def _state(self, epochs: int, step: int, own: Arrays, stopped: bool) -> FitState:
         states, of_callbacks = states_of(self._job.callbacks)
-        arrays = {**read_state(self.model), **own, **of_callbacks}
+        of_model, frozen = self._state_reader.read(self.model)
+        arrays = {**of_model, **own, **of_callbacks}
         arrays |= named("outside", [read(variable) for variable in self._job.outside])
         facts = {
             "fit": identity_of(self._job.config),
@@ -340,6 +343,7 @@ class CheckpointCallback(keras.callbacks.Callback):
             "optimizer_names": optimizer_names(self.model),
             "callbacks": states,
             "optimizers": [_updated(self.model, optimizer) for optimizer in optimizers_of(self.model)[1:]],
+            **({"frozen": frozen} if frozen else {}),
         }
         return FitState(epochs=epochs, step=step, history=self._history, arrays=arrays, facts=facts)
 
@@ -370,18 +374,14 @@ def own_arrays(
             arrays[f"generator/{rank}"] = np.array(of_framework)
     own: dict[str, Arrays] = {}
     if not job.config.averages_gradients and communicator.world_size > 1:
-        own["local"] = _read(_optimizer_paths(model))
+        own["local"] = read_by_path(_optimizer_paths(model))
     if within is not None and within.compressing is not None:
         own["compressed"] = {str(place): np.array(one) for place, one in enumerate(within.compressing.memory)}
     if within is not None and is_within:
-        own["moving"] = _read(_moving_paths(model))
+        own["moving"] = read_by_path(_moving_paths(model))
         own["metric"] = {str(place): one for place, one in enumerate(read_values(metric_variables(model)))}
         own["rows"] = {"0": within.rows}
     return arrays | _by_rank(own, communicator)
-
-
-def _read(variables: Mapping[str, keras.Variable]) -> Arrays:
-    return dict(zip(variables, read_values(variables.values()), strict=True))
 
 
 def _by_rank(own: Mapping[str, Arrays], communicator: Communicator) -> Arrays:

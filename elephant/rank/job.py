@@ -165,6 +165,23 @@ class ExchangeCounts(Protocol):
         """Bytes sent so far."""
 
 
+@dataclass(frozen=True)
+class SummedCounts:
+    """Counts of several ways on which a rank exchanges."""
+
+    ways: Sequence[ExchangeCounts]
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds so far in which training stood still for them."""
+        return sum(way.waited_s for way in self.ways)
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes sent so far."""
+        return sum(way.bytes_sent for way in self.ways)
+
+
 class StepReporter(Protocol):
     """Reporter of a rank's steps."""
 

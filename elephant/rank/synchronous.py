@@ -64,6 +64,7 @@ from elephant.rank.input.preprocessed_shard import prepared_rows
 from elephant.rank.job import (
     ExchangeCounts,
     Reporter,
+    SummedCounts,
     TrainingJob,
     mixed_policy,
     prepared_model,
@@ -416,7 +417,8 @@ def callbacks_of_fit(
     local = not config.averages_gradients and replicas.world_size > 1
     own = callbacks_of_rank(job.callbacks, rank)
     broadcast_rate(own, config.batches_of(plan.world_size))
-    exchange = world if exchange is None else exchange
+    if exchange is None:
+        exchange = world if tables is None else SummedCounts([world, tables])
     times = StepTimes(reporter, rank, plan.world_size, feed, exchange) if job.traced else None
     evaluated = own if times is None else [*own, times]
     # Ranks that train alone do not meet after each step.

@@ -6,9 +6,11 @@ are summed, and the table is updated once when the next step begins to look up, 
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -133,6 +135,7 @@ class RankTables(Tables):
         wait_s: Seconds that a rank may keep the others waiting.
 
     Attributes:
+        waited_s: Seconds so far in which lookups waited for rows, and for other ranks' gradients.
         share: This rank's part of all rows of the step under way; None out of a step, where gradients are nobody's.
         error: The first error of a call, which a framework may replace by one of its own.
     """
@@ -156,6 +159,7 @@ class RankTables(Tables):
         self._rounds = [0] * len(specs)
         self._streams: dict[int, Stream] = {}
         self._sent = 0
+        self.waited_s = 0.0
         self.share: Callable[[], float | None] = lambda: None
         self.error: Exception | None = None
         self._server = PartServer(parts, world_size, listener, token=token, run_id=run_id, wait_s=wait_s)
@@ -185,7 +189,11 @@ class RankTables(Tables):
 
     def look_up(self, table: int, ids: np.ndarray) -> np.ndarray:
         with self._using:
-            return self._noting(lambda: Tables.look_up(self, table, ids))
+            began = time.monotonic()
+            try:
+                return self._noting(lambda: Tables.look_up(self, table, ids))
+            finally:
+                self.waited_s += time.monotonic() - began
 
     def push(self, table: int, ids: np.ndarray, gradients: np.ndarray) -> None:
         """Takes gradients of the mean over this rank's rows of the step."""
@@ -222,26 +230,26 @@ class RankTables(Tables):
         number = self._next_round(table, contribution)
         cuts = self._cut(ids)
         push_cuts = None if contribution is None else self._cut(contribution[0])
-        for rank, stream in self._streams.items():
+        for rank in self._streams:
             arrays: tuple[np.ndarray, ...] = (self._travelling(table, ids[cuts[rank]]),)
             if contribution is not None and push_cuts is not None:
                 arrays = (*self._contribution(table, contribution, push_cuts[rank]), *arrays)
-            self._send(stream, STEP, {"table": table, "round": number}, arrays)
+            self._send(rank, STEP, {"table": table, "round": number}, arrays)
         if contribution is not None and push_cuts is not None:
             self._contribute(table, number, contribution, push_cuts[self._rank])
         rows = np.empty((len(ids), self.specs[table].width), np.float32)
         rows[cuts[self._rank]] = self._server.take(table, number, ids[cuts[self._rank]])
-        for rank, stream in self._streams.items():
-            (found,) = self._received(rank, stream)
+        for rank in self._streams:
+            (found,) = self._received(rank)
             rows[cuts[rank]] = found
         return rows
 
     def _update(self, table: int, ids: np.ndarray, gradients: np.ndarray) -> None:
         contribution = ids, gradients
         number, cuts = self._next_round(table, contribution), self._cut(ids)
-        for rank, stream in self._streams.items():
+        for rank in self._streams:
             arrays = self._contribution(table, contribution, cuts[rank])
-            self._send(stream, PUSH, {"table": table, "round": number}, arrays)
+            self._send(rank, PUSH, {"table": table, "round": number}, arrays)
         self._contribute(table, number, contribution, cuts[self._rank])
 
     def _whole(self, table: int, name: str) -> np.ndarray:
@@ -260,8 +268,8 @@ class RankTables(Tables):
                     found = self._server.values(table, number, name, first, count)
                 else:
                     fields = {"table": table, "round": number, "name": name, "first": first, "count": count}
-                    self._send(self._streams[rank], READ, fields, ())
-                    (found,) = self._received(rank, self._streams[rank])
+                    self._send(rank, READ, fields, ())
+                    (found,) = self._received(rank)
                 part[first : first + count] = found
         return whole
 
@@ -284,12 +292,14 @@ class RankTables(Tables):
     def _travelling(self, table: int, ids: np.ndarray) -> np.ndarray:
         return ids.astype(np.uint32) if self.specs[table].num_rows <= _SHORT_ROWS else ids
 
-    def _send(self, stream: Stream, kind: str, fields: Mapping[str, Any], arrays: tuple[np.ndarray, ...]) -> None:
-        stream.send(Message(kind=kind, fields=fields, arrays=arrays), self._sending())
+    def _send(self, rank: int, kind: str, fields: Mapping[str, Any], arrays: tuple[np.ndarray, ...]) -> None:
+        with _naming(rank):
+            self._streams[rank].send(Message(kind=kind, fields=fields, arrays=arrays), self._sending())
         self._sent += sum(array.nbytes for array in arrays)
 
-    def _received(self, rank: int, stream: Stream) -> tuple[np.ndarray, ...]:
-        message = stream.receive(Deadline(self._wait_s, f"Waiting for rank {rank}'s part of a table"))
+    def _received(self, rank: int) -> tuple[np.ndarray, ...]:
+        with _naming(rank):
+            message = self._streams[rank].receive(Deadline(self._wait_s, f"Waiting for rank {rank}'s part of a table"))
         if message.kind == FAILED:
             raise PeerLostError(str(message.fields.get("text")))
         if len(message.arrays) != 1:
@@ -298,3 +308,12 @@ class RankTables(Tables):
 
     def _sending(self) -> Deadline:
         return Deadline(self._wait_s, "Sending to another rank's tables")
+
+
+@contextlib.contextmanager
+def _naming(rank: int) -> Iterator[None]:
+    """Names the rank whose connection is lost."""
+    try:
+        yield
+    except PeerLostError as error:
+        raise PeerLostError(f"Rank {rank} is gone, which has a part of each table: {error}") from error

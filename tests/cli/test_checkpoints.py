@@ -1,6 +1,7 @@
 """``elephant checkpoints``: what it lists, what it finds damaged, and the model that it saves."""
 
 import json
+from dataclasses import replace
 
 import keras
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from elephant.checkpoint.manager import CheckpointManager
 from elephant.checkpoint.state import FitState
 from elephant.cli.main import main
-from elephant.modeling.variable_paths import paths_in_order, read_state
+from elephant.modeling.variable_paths import StateReader, paths_in_order, read_by_path, state_paths
 from elephant.modeling.variables import build_variables, optimizer_names
 from elephant.storage.folder import folder_at
 
@@ -29,7 +30,7 @@ def state_of(model, epochs, step=0, losses=()):
         "num_workers": 2,
     }
     history = {"loss": list(losses) or [float(epochs - epoch) for epoch in range(epochs)]}
-    return FitState(epochs=epochs, step=step, arrays=read_state(model), facts=facts, history=history)
+    return FitState(epochs=epochs, step=step, arrays=read_by_path(state_paths(model)), facts=facts, history=history)
 
 
 @pytest.fixture
@@ -81,6 +82,29 @@ def test_checkpoints_when_one_is_damaged_then_names_it_and_saves_the_one_before(
         np.testing.assert_array_equal(value, wanted)
     assert main(["checkpoints", str(folder), "--export", str(saved), "--model", layers, "--epochs", "4"]) == 1
     assert "expected a checkpoint that is whole" in capsys.readouterr().err
+
+
+def test_checkpoints_when_a_base_is_frozen_then_save_a_model_that_predicts_alike_with_the_optimizer_s_state(tmp_path):
+    model, folder = small_model(), tmp_path / "adapted"
+    model.layers[1].trainable = False
+    model.layers[0].enable_lora(1)
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    model.save(tmp_path / "layers.keras")
+    x, y = np.random.default_rng(0).normal(size=(8, 3)).astype("float32"), np.zeros((8, 2), np.float32)
+    manager, reader = CheckpointManager(folder_at(str(folder))), StateReader()
+    for epochs in (1, 2, 3):
+        model.fit(x, y, verbose=0)
+        arrays, frozen = reader.read(model)
+        state = state_of(model, epochs)
+        manager.save(replace(state, arrays=arrays, facts={**state.facts, "frozen": frozen}))
+    assert [place.name[:14] for place in folder.glob("*.frozen.npz")] == ["epoch-00000001"]
+    saved = str(tmp_path / "model.keras")
+    assert main(["checkpoints", str(folder), "--export", saved, "--model", str(tmp_path / "layers.keras")]) == 0
+    loaded = keras.saving.load_model(saved)
+    # Keras writes the kernel with its factors added to it.
+    np.testing.assert_allclose(loaded.predict(x, verbose=0), model.predict(x, verbose=0), atol=1e-6)
+    for found, expected in zip(loaded.optimizer.variables, model.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
 
 
 @pytest.fixture

@@ -105,6 +105,25 @@ def test_state_when_its_arrays_come_later_then_is_kept_whole_with_what_the_drive
     assert [type(event) for event in shown] == [CallbacksDue, StateSaved] and shown[-1].shapes is None
 
 
+def test_state_when_it_comes_without_frozen_weights_then_has_those_of_the_state_before_as_long_as_they_are_named():
+    def saved(epochs, frozen, **arrays):
+        facts = {"frozen": frozen}
+        return StateSaved(
+            rank=0, epochs=epochs, history={}, facts=facts, names=[*arrays], arrays=tuple(arrays.values())
+        )
+
+    base, count, head = np.ones(3), np.zeros(2), np.arange(2.0)
+    first = saved(1, ["base", "count"], base=base, count=count, head=head)
+    told, kept = Told(first, saved(2, ["base", "count"], head=head + 1), saved(3, ["base"], count=count + 1)), Kept()
+    told.confirm_state = lambda *place: None
+    progress = Progress(num_workers=2, epochs=0, verbose=0)
+    Coordinator(told, progress, SynchronousPolicy(first_rank=told), checkpoint_writer=kept).until_ended(Ended(None))
+    assert [sorted(state.arrays) for state in kept] == [["base", "count", "head"]] * 2 + [["base", "count"]]
+    assert all(state.arrays["base"] is base for state in kept) and kept[1].arrays["count"] is count
+    np.testing.assert_array_equal(kept[1].arrays["head"], [1, 2])
+    np.testing.assert_array_equal(kept[2].arrays["count"], [1, 1])
+
+
 def test_failure_when_peers_speak_first_then_is_that_of_the_rank_that_has_a_cause():
     error = error_after(started(0), started(1), RankGone(rank=0), echo(0), RankGone(rank=1), failed(1, "ValueError"))
     assert (type(error), error.rank, error.host, error.summary) == (WorkerFailure, 1, "h1", "ValueError: said")

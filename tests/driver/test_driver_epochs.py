@@ -115,6 +115,22 @@ def test_driver_when_it_goes_on_then_has_all_epochs_and_the_rate_that_callbacks_
     assert restored.ledgers(2) == [{0: [4, 0, 0], 1: [1, 0, 0]}] * 2
 
 
+def test_driver_when_a_layer_is_frozen_then_its_checkpoints_share_a_file_with_it(tmp_path):
+    model = regression_model(keras.optimizers.SGD(0.1, momentum=0.5))
+    model.layers[0].trainable = False
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.5), "mse")
+    work = dataclasses.replace(job([]), model=job_for(model).model)
+    with contextlib.closing(CheckpointWriter(CheckpointManager(folder_at(str(tmp_path))))) as checkpoint_writer:
+        driven(work, [part_of(rank, epoch) for epoch in range(2) for rank in range(2)], checkpoint_writer)
+    (frozen_file,) = tmp_path.glob("*.frozen.npz")
+    with np.load(frozen_file) as arrays:
+        assert sorted(arrays.files) == ["model/dense/bias", "model/dense/kernel"]
+    state = CheckpointManager(folder_at(str(tmp_path))).latest().state
+    assert state.epochs == 2
+    np.testing.assert_array_equal(state.arrays["model/dense/kernel"], model.get_weights()[0])
+    np.testing.assert_array_equal(state.arrays["model/dense_1/kernel"], np.full((8, 1), 4.0))
+
+
 @pytest.mark.parametrize("change", [{"num_workers": 1}, {"batch_size": 10}], ids=str)
 def test_driver_when_workers_or_batches_are_others_then_nothing_is_said_of_what_was_pushed(tmp_path, change):
     with contextlib.closing(CheckpointWriter(CheckpointManager(folder_at(str(tmp_path))))) as checkpoint_writer:

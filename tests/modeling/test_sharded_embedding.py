@@ -8,7 +8,7 @@ from elephant.backends import current
 from elephant.errors import ConfigurationError, DataError
 from elephant.modeling.layers.sharded_embedding import ShardedEmbedding, hashed, sharded_embeddings
 from elephant.modeling.model_spec import model_source
-from elephant.modeling.variable_paths import read_state, state_paths
+from elephant.modeling.variable_paths import read_by_path, state_paths
 from elephant.tables.table import ROWS
 
 RANDOM = np.random.default_rng(0)
@@ -87,8 +87,8 @@ def test_model_when_saved_and_loaded_then_goes_on_as_the_one_that_was_not(tmp_pa
     np.testing.assert_array_equal(loaded.predict(IDS, verbose=0), model.predict(IDS, verbose=0))
     for one in (model, loaded):
         one.fit(IDS, TARGETS, batch_size=8, shuffle=False, verbose=0)
-    for name, value in read_state(model).items():
-        np.testing.assert_allclose(read_state(loaded)[name], value, atol=1e-6, err_msg=name)
+    for name, value in read_by_path(state_paths(model)).items():
+        np.testing.assert_allclose(read_by_path(state_paths(loaded))[name], value, atol=1e-6, err_msg=name)
 
 
 def test_archive_when_a_table_is_as_it_was_drawn_then_has_its_seed_alone():

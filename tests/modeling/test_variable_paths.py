@@ -10,11 +10,12 @@ from keras import layers, ops
 from elephant.errors import ConfigurationError
 from elephant.modeling.model_spec import model_source
 from elephant.modeling.variable_paths import (
+    StateReader,
     assign_state,
     generator_paths,
     optimizer_paths,
     paths_in_order,
-    read_state,
+    read_by_path,
     state_paths,
     variable_paths,
 )
@@ -121,13 +122,41 @@ def test_state_when_assigned_then_is_what_was_read_with_or_without_a_scale():
         variable.assign(np.full(variable.shape, place))
     # Mixed precision puts a scale around the optimizer, which a state without one leaves as it is.
     lower_precision(other, FLOAT16)
-    assign_state(state_paths(other), read_state(model), remedy="")
+    assign_state(state_paths(other), read_by_path(state_paths(model)), remedy="")
     for value, expected in zip(read_variables(other), read_variables(model), strict=True):
         np.testing.assert_array_equal(value, expected)
     other.optimizer.dynamic_scale.assign(8.0)
-    state = read_state(other)
+    state = read_by_path(state_paths(other))
     assert state["scale/dynamic_scale"] == 8.0
     assign_state(state_paths(model), state, remedy="")
+
+
+def test_frozen_weights_when_read_again_then_are_the_same_arrays_until_something_assigns_to_one():
+    base = keras.Sequential([layers.Dense(4, name="dense"), layers.BatchNormalization(name="norm")], name="base")
+    model = keras.Sequential([layers.Input((3,)), base, layers.Dense(2, name="head")])
+    base.trainable = False
+    model.layers[-1].enable_lora(2)
+    model.compile("adam", "mse")
+    model.optimizer.build(model.trainable_variables)
+    never_trained = ["base/dense/kernel", "base/dense/bias", "base/norm/gamma", "base/norm/beta", "head/kernel"]
+    reader, factors = StateReader(), {"head/bias", "head/lora_kernel_a", "head/lora_kernel_b"}
+    first, frozen = reader.read(model)
+    assert sorted(frozen) == sorted(f"model/{path}" for path in never_trained)
+    assert {path for path in first if path.startswith("optimizer/head/")} == {
+        f"optimizer/{path}/{slot}" for path in factors for slot in ("momentum", "velocity")
+    }
+    model.fit(np.ones((8, 3)), np.ones((8, 2)), verbose=0)
+    again, frozen = reader.read(model)
+    assert [again[path] is first[path] for path in again] == [path in frozen for path in first]
+    for path, value in read_by_path(state_paths(model)).items():
+        np.testing.assert_array_equal(again[path], value)
+    base.layers[0].kernel.assign(base.layers[0].kernel * -0.0)
+    changed, frozen = reader.read(model)
+    assert "model/base/dense/kernel" not in frozen and len(frozen) == 4
+    np.testing.assert_array_equal(changed["model/base/dense/kernel"], np.zeros((3, 4)))
+    # What has changed once may do so again.
+    base.layers[0].kernel.assign(first["model/base/dense/kernel"])
+    assert reader.read(model)[1] == frozen
 
 
 def test_state_when_of_another_model_then_says_what_is_missing_too_many_or_of_another_shape():

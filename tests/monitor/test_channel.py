@@ -5,6 +5,7 @@ import secrets
 import socket
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -115,6 +116,22 @@ def test_state_when_it_is_large_then_comes_in_parts_and_whole_before_what_a_rank
     assert saved.joined(pieces[:-1]) is None
     for whole, array in zip(saved.joined(pieces), arrays.values(), strict=True):
         np.testing.assert_array_equal(whole, array)
+
+
+def test_state_when_the_driver_has_its_frozen_weights_then_comes_without_them_and_with_those_that_have_changed(channel):
+    base = {f"model/{place}": np.full(300_000, place, "float32") for place in range(2)}
+    names = []
+    with client_of(channel) as client:
+        for epochs in (1, 2):
+            state = FitState(epochs=epochs, arrays={**base, "model/head": np.ones(3)}, facts={"frozen": [*base]})
+            client.keep(state)
+        base["model/1"] = base["model/1"] + 1
+        client.keep(replace(state, arrays=base))
+    events = list(iter(functools.partial(channel.next_event, 5.0), Finished(rank=0)))
+    names = [event.names for event in events if isinstance(event, StateSaved)]
+    assert names == [["model/0", "model/1", "model/head"], ["model/head"], ["model/1"]]
+    sent = sum(piece.nbytes for event in events if isinstance(event, StateArrays) for piece in event.arrays)
+    assert sent == 3 * 300_000 * 4 + 2 * 3 * 8
 
 
 def test_rank_when_it_waits_for_the_receipt_of_a_state_then_takes_none_of_another(channel):

@@ -51,6 +51,18 @@ def dropout_model(optimizer):
     return model
 
 
+def adapted_model(optimizer):
+    """Returns a model with a frozen base, in which two layers have adapters of low rank."""
+    model = dropout_model("sgd")
+    for layer in model.layers:
+        layer.trainable = False
+    for layer in (model.layers[0], model.layers[-1]):
+        layer.trainable = True
+        layer.enable_lora(2)
+    model.compile(optimizer, "mse", metrics=["mae"])
+    return model
+
+
 class TwoOptimizers(OwnStep):
     """A model with a train_step of its own, each of whose layers has an optimizer of its own."""
 
@@ -116,6 +128,7 @@ CASES = {
         ),
         "callbacks": [keras.callbacks.SwapEMAWeights(swap_on_epoch=True)],
     },
+    "a frozen base with adapters": lambda: {"model": adapted_model(keras.optimizers.Adam(0.01))},
     "an optimizer for each group of variables, and warm-up": lambda: {
         "model": dropout_model(two_groups()),
         "callbacks": [LearningRateWarmup(epochs=3)],

@@ -6,9 +6,12 @@ from types import SimpleNamespace
 import keras
 import numpy as np
 import pytest
+from elastic_reference import elastic_batches
 from keras_reference import global_batches, job_for, largest_difference, split
 from tiers import in_tiers
 
+from elephant.data.schema import PIECE, SCALAR, Field
+from elephant.data.virtual_shards import number_of_pieces, owner_of
 from elephant.errors import ConfigurationError, UnsupportedError
 from elephant.modeling.layers.feature_embeddings import ShardedEmbeddings
 from elephant.modeling.layers.sharded_embedding import ShardedEmbedding, sharded_embeddings
@@ -36,10 +39,18 @@ def sharded(rule="sgd", **options):
     return ShardedEmbedding(30, 4, optimizer=rule, learning_rate=0.1, seed=3, name="user", **options)
 
 
-def reference(embedding, parts):
+def plain():
+    """Returns Keras' own layer with the first rows of the sharded one."""
+    embedding = keras.layers.Embedding(30, 4)
+    embedding.build((None, 1))
+    embedding.embeddings.assign(sharded().table_spec.initial_rows())
+    return embedding
+
+
+def reference(embedding, parts, batches=None):
     """Trains by plain Keras on the batches of all ranks; returns the weights of the other layers, and all rows."""
     model = model_of(embedding)
-    batches = list(global_batches(parts, BATCH, EPOCHS))
+    batches = list(global_batches(parts, BATCH, EPOCHS)) if batches is None else batches
     pairs = ((batch["features"], batch["label"]) for batch in batches)
     model.fit(pairs, epochs=EPOCHS, steps_per_epoch=len(batches) // EPOCHS, shuffle=False, verbose=0)
     dense = [keras.ops.convert_to_numpy(one) for one in model.layers[-1].weights]
@@ -63,10 +74,7 @@ def trained(recording):
 def test_fit_when_ranks_have_parts_of_a_table_then_equals_keras_on_all_rows(rank_pool, sizes):
     parts = split(DATA, sizes)
     recordings = rank_pool.fit(job_for(model_of(sharded()), epochs=EPOCHS, batch_size=BATCH, shuffle=False), parts)
-    plain = keras.layers.Embedding(30, 4)
-    plain.build((None, 1))
-    plain.embeddings.assign(sharded().table_spec.initial_rows())
-    assert largest_difference(trained(recordings[0]), reference(plain, parts)) < 1e-5
+    assert largest_difference(trained(recordings[0]), reference(plain(), parts)) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -120,6 +128,23 @@ def test_fit_when_it_goes_on_with_other_ranks_then_begins_with_the_whole_table(r
     job = job_for(model_of(sharded("lazy_adam")), epochs=1, **options)
     again = rank_pool.fit(replace(job, state=state), split(DATA, (31, *(0,) * (world - 1))))[0]
     np.testing.assert_array_equal(trained(again)[-1], table)
+
+
+def test_fit_when_its_ranks_become_more_and_fewer_within_epochs_then_equals_keras_on_all_rows(rank_pool):
+    pieces = number_of_pieces(3)
+    columns = {**DATA, PIECE: np.random.default_rng(5).choice(pieces, 31).astype("int32")}
+    options = {"num_workers": (1, 3), "batch_size": BATCH, "seed": 11, "epochs": EPOCHS, "checkpoint_path": "unused"}
+    job = job_for(model_of(sharded()), checkpoint_seconds=1e-9, **options)
+    job = replace(job, schema=replace(job.schema, piece=Field(PIECE, ("p",), "int32", SCALAR)))
+    state = None
+    for ranks, until in ((2, (0, 2)), (3, (1, 1)), (1, None)):
+        owners = np.array([owner_of(piece, ranks) for piece in columns[PIECE]])
+        parts = [{name: array[owners == rank] for name, array in columns.items()} for rank in range(ranks)]
+        recording = rank_pool.fit(replace(job, state=state), parts)[0]
+        state = next((one for one in recording.states if (one.epochs, one.step) == until), None)
+        assert (state is None) == (until is None)
+    batches = list(elastic_batches(columns, pieces=pieces, global_rows=BATCH * 3, seed=11, epochs=EPOCHS))
+    assert largest_difference(trained(recording), reference(plain(), None, batches)) < 1e-5
 
 
 def test_fit_when_it_validates_on_one_rank_alone_then_no_rank_waits_for_another(rank_pool):

@@ -91,3 +91,10 @@ def listening_ports():
         for connection in psutil.Process().net_connections(kind="tcp")
         if connection.status == psutil.CONN_LISTEN
     }
+
+
+@pytest.fixture
+def empty_cache(request):
+    """Has Spark's cache without what tests before have left in it, where a test has a session."""
+    if "spark" in request.fixturenames:
+        request.getfixturevalue("spark").catalog.clearCache()

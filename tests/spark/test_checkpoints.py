@@ -21,7 +21,9 @@ from process_tree import executor_of
 from spark_frames import partitioned_frame, split_rows
 
 from elephant import KerasEstimator, SparkModel
+from elephant.checkpoint.manager import CheckpointManager
 from elephant.errors import ConfigurationError, UnsupportedError, WorkerFailure
+from elephant.storage.folder import folder_at
 
 SIZES = (20, 14)
 SCHEMA = "features array<double>, label double"
@@ -39,9 +41,12 @@ def estimator(epochs, **options):
     return KerasEstimator(model=model(), numWorkers=2, epochs=epochs, batchSize=5, shuffle=False, verbose=1, **options)
 
 
+def parts():
+    return split(classifier_data(sum(SIZES)), SIZES)
+
+
 def undisturbed(epochs):
-    parts = split(classifier_data(sum(SIZES)), SIZES)
-    return fit_one_process(model(), list(global_batches(parts, 5, epochs)), epochs)
+    return fit_one_process(model(), list(global_batches(parts(), 5, epochs)), epochs)
 
 
 def require_undisturbed(fitted, epochs):
@@ -230,6 +235,31 @@ def test_asynchronous_fit_when_it_goes_on_then_equals_one_process(spark, tmp_pat
     assert largest_difference(fitted.model.get_weights(), weights) <= 1e-5
     assert fitted.history["loss"] == pytest.approx(history["loss"], rel=1e-4)
     assert fitted.training_statistics["restarts"] == 0 and fitted.training_statistics["updates"] == 8
+
+
+def adapted():
+    """Returns a model with a frozen layer and one with an adapter of low rank."""
+    built = model()
+    built.layers[0].trainable = False
+    built.layers[1].enable_lora(1)
+    built.compile(keras.optimizers.Adam(0.01), "mse")
+    return built
+
+
+@pytest.mark.slow("two fits; tests/rank/test_frozen.py and tests/checkpoint/test_frozen.py hold the parts")
+def test_fit_when_a_base_is_frozen_then_its_checkpoints_share_it_and_one_goes_on_as_one_process(spark, tmp_path):
+    options = {"model": adapted(), "numWorkers": 2, "batchSize": 5, "shuffle": False, "checkpointPath": tmp_path}
+    weights, history = fit_one_process(options["model"], list(global_batches(parts(), 5, 4)), 4)
+    KerasEstimator(epochs=2, **options).fit(frame_of(spark))
+    frozen = [place.name for place in tmp_path.glob("*.frozen.npz")]
+    assert [name[:14] for name in frozen] == ["epoch-00000001"]
+    fitted = KerasEstimator(epochs=4, resume=True, **options).fit(frame_of(spark))
+    assert [place.name for place in tmp_path.glob("*.frozen.npz")] == frozen
+    assert largest_difference(fitted.model.get_weights(), weights) <= 1e-5
+    assert fitted.history["loss"] == pytest.approx(history["loss"], rel=1e-4)
+    checkpoint = CheckpointManager(folder_at(str(tmp_path))).latest()
+    assert checkpoint.finished and len(checkpoint.state.frozen) == 3
+    assert largest_difference(checkpoint.result[: len(weights)], fitted.model.get_weights()) == 0
 
 
 @pytest.mark.slow("two fits; test_fit_when_the_user_s_code_fails goes on from a checkpoint, too")

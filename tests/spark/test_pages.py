@@ -36,7 +36,7 @@ _ELSEWHERE = {
     ("connect.md", 0): "needs a server of Spark Connect; tests/spark_connect runs the same on one",
     ("files.md", 1): "needs the jars of Delta Lake and Iceberg; tests/spark/test_lakehouse.py runs the same with them",
     ("gpus.md", 0): ClusterError,
-    ("models.md", 3): "needs Keras RS; tests/modeling/test_feature_embeddings.py has classes with its attributes",
+    ("models.md", 4): "needs Keras RS; tests/modeling/test_feature_embeddings.py has classes with its attributes",
     ("parallelism.md", 2): "parts of a program on several ranks; tests/training/test_stage_memory.py runs them",
     ("parallelism.md", 3): None if current().divides_models else UnsupportedError,
 }
@@ -189,6 +189,11 @@ def for_compression(spark, folder, frame, names):
     return {"flat": np.zeros(784 * 128 + 128, "float32"), "collective": collective.current_collective()}
 
 
+def for_embeddings(spark, folder, frame, names):
+    rows = [(i % 7, 10**12 + i % 5, i % 2) for i in range(40)]
+    return {"clicks": spark.createDataFrame(rows, "user long, item long, clicked int").coalesce(2)}
+
+
 def for_files(spark, folder, frame, names):
     import tensorflow as tf
 
@@ -218,6 +223,10 @@ def for_inference(spark, folder, frame, names):
 
 
 def for_models(spark, folder, frame, names):
+    hidden = [keras.layers.Dense(8, "relu"), keras.layers.Dense(8, "relu")]
+    base = keras.Sequential([keras.Input((8,)), *hidden, keras.layers.Dense(2, "softmax")])
+    (folder / "models").mkdir()
+    base.save(folder / "models" / "base.keras")
     image, words = keras.Input((8,), name="image"), keras.Input((8,), name="words")
     both = keras.layers.Concatenate()([image, words])
     outputs = {name: keras.layers.Dense(1, name=name)(both) for name in ("age", "kind")}
@@ -302,6 +311,7 @@ _HERE = {
     "callbacks": for_callbacks,
     "compression": for_compression,
     "dataframes": for_frames,
+    "embeddings": for_embeddings,
     "files": for_files,
     "gpus": for_functions,
     "inference": for_inference,

@@ -16,6 +16,8 @@ import elephant
 from elephant import KerasEstimator
 from elephant.errors import ConfigurationError, DataError, SchemaError
 
+pytestmark = pytest.mark.usefixtures("empty_cache")
+
 RATES = (0.01, 0.03)
 
 
@@ -69,13 +71,6 @@ def await_loss(spark, name):
     while any(one.id() == name for one in active_executors(spark)):
         assert time.monotonic() < deadline, f"Spark takes executor {name} for alive"
         time.sleep(0.1)
-
-
-@pytest.fixture(autouse=True)
-def empty_cache(request):
-    """Has Spark's cache without what tests before have left in it."""
-    if "spark" in request.fixturenames:
-        request.getfixturevalue("spark").catalog.clearCache()
 
 
 @pytest.fixture

@@ -72,6 +72,16 @@ def test_ranking_when_run_then_orders_views_nearly_as_well_as_their_chances(run)
     assert 0.75 < auc < best
 
 
+def test_lora_classifier_when_run_then_learns_and_its_workers_send_less_than_its_frozen_base(run):
+    pytest.importorskip("keras_hub", reason="KerasHub is not installed")
+    said = run("lora_classifier.py")
+    assert float(re.search(r"test accuracy (\d\.\d+)", said)[1]) > 0.95
+    trained, whole = (int(number.replace(",", "")) for number in re.search(r"with (\S+) of (\S+) w", said).groups())
+    sent = int(re.search(r"in the last epoch: (\S+)", said)[1].replace(",", ""))
+    # Of 18 steps, with the sums of metrics; the base alone has 300,000 bytes.
+    assert trained < whole / 20 and sent < 18 * (4 * trained + 2000)
+
+
 MODEL = """
 def build():
     import keras

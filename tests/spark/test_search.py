@@ -16,6 +16,8 @@ import elephant
 from elephant import KerasEstimator
 from elephant.errors import ConfigurationError, SchemaError
 
+pytestmark = pytest.mark.usefixtures("empty_cache")
+
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 COMPLETE, PRUNED, FAIL = (getattr(optuna.trial.TrialState, name) for name in ("COMPLETE", "PRUNED", "FAIL"))
 
@@ -32,13 +34,6 @@ def grid(**values):
 
 def states(study):
     return [trial.state for trial in study.trials]
-
-
-@pytest.fixture(autouse=True)
-def empty_cache(request):
-    """Has Spark's cache without what tests before have left in it."""
-    if "spark" in request.fixturenames:
-        request.getfixturevalue("spark").catalog.clearCache()
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from rank_threads import run_threads
 
 from elephant.checkpoint.manager import write_arrays
 from elephant.errors import ConfigurationError, UnsupportedError
-from elephant.modeling.variable_paths import assign_state, generator_paths, read_state, state_paths, variable_paths
+from elephant.modeling.variable_paths import assign_state, generator_paths, read_by_path, state_paths, variable_paths
 from elephant.training.pipeline import ModelPipeline, one_forward_one_backward, without_values
 
 REGULARIZER = keras.regularizers.L2(1e-2)
@@ -461,7 +461,9 @@ def test_state_when_it_goes_on_with_other_cuts_or_none_then_ends_as_in_one_proce
         for x, y in steps:
             model.train_on_batch(x, y)
         generators = {f"random/0/{path}": one for path, one in generator_paths(model).items()}
-        return read_state(model) | {path: ops.convert_to_numpy(one).astype("int64") for path, one in generators.items()}
+        return read_by_path(state_paths(model)) | {
+            path: ops.convert_to_numpy(one).astype("int64") for path, one in generators.items()
+        }
 
     expected = alone(lambda: train_alone(batches, None))
     first = run_threads(2, functools.partial(train, 2, batches[:1], None))[0]

@@ -41,6 +41,7 @@ _FACTS = {
     "callbacks": list[Any],
     "begun": bool,
     "variables": list[str],
+    "frozen": list[str],
     "optimizers": list[list[Any]],
     "ledgers": list[dict[str, list[Any]]],
     "parts": list[Any],

@@ -1,0 +1,190 @@
+"""A step of a ranking model whose tables are divided over ranks: its seconds and its bytes.
+
+::
+
+    python benchmarks/embedding_tables.py              # 26 tables of 100,000 x 16, two workers, 1,024 rows each
+    python benchmarks/embedding_tables.py --tables 4 --rows 10000 --steps 6
+
+Clicks are generated: ids by Zipf's law, as those of users and items are. Prints two lines of JSON. Seconds: a step of
+plain Keras, with dense Adam in one process that has all cores and the rows of all workers, over a step of two workers
+with `elephant.ShardedEmbedding` and lazy Adam; beside it, as ``slices_step_s``, two workers with the layer of Keras.
+Bytes: those of ids, rows and gradients that a rank sends to others in a step, over those of the slices that a rank with
+Keras' layer sends to each other one: a number of eight bytes and a row for each id of its batch. Medians of seconds are
+over epochs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import numpy as np
+from report import Measurement, report
+
+_WORKERS = 2
+_TARGETS = {"seconds": 3.0, "bytes": 0.3}
+_DENSE = 13
+
+
+def clicks(options: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the columns of ids and of numbers together, and the clicks."""
+    random = np.random.default_rng(options.seed)
+    count = _WORKERS * options.batch * options.steps
+    # Some ids are most of the rows; which, is scattered over the table.
+    ids = (random.zipf(1.2, (count, options.tables)) - 1) % options.rows * 7919 % options.rows
+    x = np.concatenate([ids, random.normal(size=(count, _DENSE))], axis=1).astype(np.float32)
+    return x, random.integers(0, 2, count).astype(np.float32)
+
+
+def ranking_model(options: argparse.Namespace, kind: str) -> Any:
+    """Returns a compiled model: tables of a kind, and layers on their rows and the numbers."""
+    import keras
+
+    import elephant
+
+    keras.utils.set_random_seed(0)
+    given = keras.Input((options.tables + _DENSE,))
+    rows = []
+    for place in range(options.tables):
+        if kind == "sharded":
+            table = elephant.ShardedEmbedding(options.rows, options.width, optimizer="lazy_adam", seed=place)
+        else:
+            table = keras.layers.Embedding(options.rows, options.width)
+        rows.append(keras.layers.Flatten()(table(given[:, place : place + 1])))
+    hidden = keras.layers.Concatenate()([*rows, given[:, options.tables :]])
+    for units in (64, 32):
+        hidden = keras.layers.Dense(units, "relu")(hidden)
+    model = keras.Model(given, keras.layers.Dense(1, "sigmoid")(hidden))
+    model.compile(keras.optimizers.Adam(1e-3), "binary_crossentropy")
+    return model
+
+
+def counting(folder: str) -> Any:
+    """Returns a callback that writes down seconds of epochs, and bytes that were sent."""
+    import keras
+
+    class Counting(keras.callbacks.Callback):
+        def on_train_begin(self, logs: Any = None) -> None:
+            self.seconds: list[float] = []
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.began = time.monotonic()
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.seconds.append(time.monotonic() - self.began)
+
+        def on_train_end(self, logs: Any = None) -> None:
+            from elephant.modeling.layers.sharded_embedding import sharded_embeddings
+
+            layers = sharded_embeddings(self.model)
+            facts = {
+                "seconds": self.seconds,
+                "tables": layers[0].tables.bytes_sent if layers and hasattr(layers[0].tables, "bytes_sent") else 0,
+            }
+            (Path(folder) / f"{os.getpid()}.json").write_text(json.dumps(facts))
+
+    return Counting()
+
+
+def fitted(options: argparse.Namespace, kind: str) -> list[dict[str, Any]]:
+    """Trains on two workers of this machine; returns what each has written down."""
+    import elephant.testing
+
+    x, y = clicks(options)
+    with tempfile.TemporaryDirectory(prefix="embedding-tables-") as folder:
+        elephant.testing.fit_local(
+            ranking_model(options, kind),
+            x,
+            y,
+            num_workers=_WORKERS,
+            batch_size=options.batch,
+            epochs=options.epochs,
+            shuffle=False,
+            callbacks=[counting(folder)],
+        )
+        return [json.loads(path.read_text()) for path in Path(folder).iterdir()]
+
+
+def plain(options: argparse.Namespace) -> list[float]:
+    """Returns seconds of epochs of plain Keras, in this process, with the rows of all workers in each step."""
+    model, (x, y), seconds = ranking_model(options, "plain"), clicks(options), []
+    model.steps_per_execution = options.steps
+    for _ in range(options.epochs):
+        began = time.monotonic()
+        model.fit(x, y, batch_size=_WORKERS * options.batch, shuffle=False, verbose=0)
+        seconds.append(time.monotonic() - began)
+    return seconds
+
+
+def step_of(seconds: Sequence[float], steps: int) -> float:
+    """Returns the median of seconds of a step, without the first epoch, in which it is traced."""
+    return statistics.median(seconds[1:]) / steps
+
+
+def main() -> None:
+    """Measures both, in processes of their own."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tables", type=int, default=26)
+    parser.add_argument("--rows", type=int, default=100_000, help="of each table")
+    parser.add_argument("--width", type=int, default=16)
+    parser.add_argument("--batch", type=int, default=1024, help="rows of a worker in a step")
+    parser.add_argument("--steps", type=int, default=10, help="of an epoch")
+    parser.add_argument("--epochs", type=int, default=6, help="the first one does not count (6)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--plain", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.plain:
+        print(json.dumps(plain(options)))
+        return
+    # Keras' process is done, and its memory free, when the workers begin.
+    command = [sys.executable, __file__, *sys.argv[1:], "--plain"]
+    of_keras = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+    sharded, slices = fitted(options, "sharded"), fitted(options, "slices")
+    names = ("tables", "rows", "width", "batch", "steps", "epochs")
+    case = {"workers": _WORKERS, **{name: getattr(options, name) for name in names}}
+    step_s = max(step_of(rank["seconds"], options.steps) for rank in sharded)
+    plain_s = step_of(of_keras, options.steps)
+    steps = options.steps * options.epochs
+    report(
+        Measurement(
+            measure="embedding_tables_seconds",
+            case=case,
+            ratio=plain_s / step_s,
+            target=_TARGETS["seconds"],
+            at_least=True,
+            medians={
+                "keras_step_s": plain_s,
+                "sharded_step_s": step_s,
+                "slices_step_s": max(step_of(rank["seconds"], options.steps) for rank in slices),
+            },
+            repetitions=options.epochs - 1,
+        )
+    )
+    of_tables = max(rank["tables"] for rank in sharded) / steps
+    of_slices = (_WORKERS - 1) * options.batch * options.tables * (8 + 4 * options.width)
+    report(
+        Measurement(
+            measure="embedding_tables_bytes",
+            case=case,
+            ratio=of_tables / of_slices,
+            target=_TARGETS["bytes"],
+            at_least=False,
+            medians={"tables_bytes": of_tables, "slices_bytes": of_slices},
+            repetitions=steps,
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
