@@ -176,11 +176,16 @@ class ShardedEmbeddings(keras.layers.Layer):
 
 @dataclass(frozen=True)
 class _SavedFeature:
-    """A feature of a model that is loaded."""
+    """A feature of a model that is loaded, with the layer of its table."""
 
     name: str
-    table: ShardedEmbedding
+    embedding: ShardedEmbedding
     input_shape: list[int | None]
+
+    @property
+    def table(self) -> ShardedEmbedding:
+        """The layer, which has the table's name as the table's configuration has."""
+        return self.embedding
 
 
 def _check_shape(name: str, feature: _Feature, shape: tuple[int | None, ...]) -> None:

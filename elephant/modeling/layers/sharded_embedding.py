@@ -29,15 +29,15 @@ class TableVariable:
     It has what elephant uses of a `keras.Variable`, but is none: Keras neither trains nor counts it.
 
     Args:
-        layer: The layer.
+        embedding: The layer.
         name: ``"embeddings"``, or that of a slot of the optimizer.
     """
 
     dtype = "float32"
     trainable = False
 
-    def __init__(self, layer: ShardedEmbedding, name: str) -> None:
-        self._layer = layer
+    def __init__(self, embedding: ShardedEmbedding, name: str) -> None:
+        self._layer = embedding
         self.name = name
 
     @property
