@@ -1,8 +1,9 @@
 """Train a two-tower retrieval model on generated clicks, on two Spark executors of this machine.
 
 One tower makes a vector of a user and of the items clicked last, the other of an item; their dot product says how well
-they fit. The tables of users and items are divided over the workers. Each row of the training data is a click, with
-items drawn at random that were not clicked: a loss of each row by itself, and so the same on any number of workers::
+they fit. The tables of users and items are divided over the workers. Each row of the training data is a click, and
+items drawn at random, most of which were not clicked. A row's loss does not depend on the other rows of the batch, as
+that of negatives out of the batch does: any number of workers trains the same model::
 
     python examples/two_tower.py --workers 2 --epochs 5
 """
@@ -49,7 +50,7 @@ def generated_clicks(seed: int = 7) -> np.ndarray:
 
 
 def training_rows(clicks: np.ndarray, seed: int = 7) -> dict[str, np.ndarray]:
-    """Returns a row for each click but a user's first ones, with the clicks before and items that were not clicked."""
+    """Returns a row for each click but a user's first, with the clicks before it, and items drawn at random."""
     random = np.random.default_rng(seed)
     columns: dict[str, list[np.ndarray]] = {"user": [], "history": [], "items": []}
     for place in range(1, clicks.shape[1]):

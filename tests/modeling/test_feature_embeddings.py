@@ -1,4 +1,4 @@
-"""Configurations of Keras RS, by what has their attributes: the layers of Keras RS are not installed here."""
+"""Configurations of Keras RS, by what has their attributes; and its own, where it is installed."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -66,6 +66,10 @@ def model_of(layer):
     return model
 
 
+def looked_up(layer, ids):
+    return keras.tree.map_structure(keras.ops.convert_to_numpy, layer(ids))
+
+
 def changed(feature=USER, **table_settings):
     return replace(feature, table=replace(feature.table, **table_settings))
 
@@ -73,7 +77,7 @@ def changed(feature=USER, **table_settings):
 def test_features_when_looked_up_then_have_rows_of_their_tables_in_the_structure_of_the_configs():
     layer = ShardedEmbeddings(CONFIGS, seed=3)
     items, users = (one.table_spec.initial_rows() for one in sorted(layer.embeddings, key=lambda one: one.name))
-    found = layer(IDS)
+    found = looked_up(layer, IDS)
     np.testing.assert_allclose(found["items"][0], items[IDS["items"][0]].sum(axis=1), rtol=1e-5)
     np.testing.assert_array_equal(found["items"][1], items[IDS["items"][1]])
     np.testing.assert_array_equal(found["user"], users[IDS["user"][:, 0]])
@@ -85,7 +89,24 @@ def test_features_when_looked_up_then_have_rows_of_their_tables_in_the_structure
 
 def test_feature_when_it_is_the_only_one_then_needs_no_structure():
     layer = ShardedEmbeddings(CLICKED, seed=3)
-    np.testing.assert_array_equal(layer(np.array([7])), layer.embeddings[0].table_spec.initial_rows()[[7]])
+    np.testing.assert_array_equal(looked_up(layer, np.array([7])), layer.embeddings[0].table_spec.initial_rows()[[7]])
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+def test_configs_when_they_are_those_of_keras_rs_then_give_what_its_layer_gives(combiner):
+    layers = pytest.importorskip("keras_rs", reason="Keras RS is not installed").layers
+    items = layers.TableConfig("items", 50, 4, optimizer=keras.optimizers.SGD(0.5), combiner=combiner)
+    clicked = layers.FeatureConfig("clicked", items, (6,), (6, 4))
+    seen = layers.FeatureConfig("seen", items, (6, 3), (6, 4))
+    user = layers.FeatureConfig("user", layers.TableConfig("users", 20, 3), (6, 1), (6, 3))
+    configs = {"items": [seen, clicked], "user": user}
+    theirs, ours = layers.DistributedEmbedding(configs), ShardedEmbeddings(configs)
+    expected = looked_up(theirs, IDS)
+    rows = theirs.get_embedding_tables()
+    for one in ours.embeddings:
+        one.assign_tables({"embeddings": keras.ops.convert_to_numpy(rows[one.name])})
+    for found, wanted in zip(*map(keras.tree.flatten, (looked_up(ours, IDS), expected)), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 
 def test_tables_when_features_share_them_then_each_is_one_layer_of_the_model_by_its_name():
@@ -132,7 +153,8 @@ def test_model_when_saved_and_loaded_then_has_the_trained_tables_and_configs(tmp
 def test_ids_when_they_are_padded_then_the_mask_value_does_not_count():
     layer = ShardedEmbeddings(FeatureConfig("seen", replace(ITEMS, combiner="mean"), (8, 3), (8, 4)), mask_value=-1)
     rows = layer.embeddings[0].table_spec.initial_rows()
-    np.testing.assert_allclose(layer(np.array([[4, 9, -1]])), rows[[4, 9]].mean(axis=0, keepdims=True), rtol=1e-5)
+    found = looked_up(layer, np.array([[4, 9, -1]]))
+    np.testing.assert_allclose(found, rows[[4, 9]].mean(axis=0, keepdims=True), rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -190,6 +212,7 @@ def schedule():
         (changed(optimizer=keras.optimizers.Ftrl()), r"expected an optimizer 'sgd'.* Received: <keras"),
         (changed(optimizer=keras.optimizers.SGD(0.1, momentum=0.9)), r"Received: SGD with momentum=0\.9\. Leave"),
         (changed(optimizer=keras.optimizers.Adam(0.1, clipnorm=1.0)), r"Received: Adam with clipnorm=1\.0\. Leave"),
+        (changed(optimizer=keras.optimizers.AdamW(0.1)), r"expected an optimizer 'sgd'.* Received: <keras"),
         (changed(optimizer=schedule()), "Received: the schedule ExponentialDecay"),
         (changed(combiner="max"), "combiner: expected None, 'sum'"),
         (changed(combiner=None), r"table 'users': expected a combiner .* Received: None"),

@@ -288,7 +288,9 @@ def rule_of(optimizer: Any, table_name: str) -> tuple[str, float]:
     given = optimizer
     if isinstance(optimizer, str) and optimizer.lower() in _NAMES:
         given = _NAMES[optimizer.lower()]()
-    if type(given) not in _RULES:
+    # Not by isinstance alone: AdamW is an Adam. Nor by the class: on PyTorch it is one derived from it, of its name.
+    kind = next((one for one in _RULES if isinstance(given, one) and type(given).__name__ == one.__name__), None)
+    if kind is None:
         raise ConfigurationError(f"{expected}. Received: {optimizer!r}. Use one of these for the table.")
     config = given.get_config()
     learning_rate = config.pop("learning_rate")
@@ -299,14 +301,14 @@ def rule_of(optimizer: Any, table_name: str) -> tuple[str, float]:
         )
     # A fraction that is none of a 32-bit number's, where it came from a variable.
     learning_rate = float(f"{learning_rate:.7g}")
-    plain = type(given)().get_config()
+    plain = kind().get_config()
     others = {name: value for name, value in config.items() if name != "name" and value != plain[name]}
     if others:
         words = ", ".join(f"{name}={value!r}" for name, value in others.items())
         raise ConfigurationError(
-            f"{expected}, with a learning_rate alone. Received: {type(given).__name__} with {words}. Leave that out."
+            f"{expected}, with a learning_rate alone. Received: {kind.__name__} with {words}. Leave that out."
         )
-    return _RULES[type(given)], learning_rate
+    return _RULES[kind], learning_rate
 
 
 def drawable(initializer: Any, rows: int, width: int) -> Any:
