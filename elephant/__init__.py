@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from elephant import collective
     from elephant.driver.run import distributed, run
     from elephant.modeling.distributed_optimizer import DistributedOptimizer, broadcast_variables
+    from elephant.modeling.layers.feature_embeddings import ShardedEmbeddings
     from elephant.modeling.layers.sharded_embedding import ShardedEmbedding
     from elephant.monitor.listeners import FitListener
     from elephant.spark.adapt import adapt
@@ -37,6 +38,7 @@ __all__ = [
     "KerasModel",
     "LearningRateWarmup",
     "ShardedEmbedding",
+    "ShardedEmbeddings",
     "SparkMLlibModel",
     "SparkModel",
     "__version__",
@@ -60,6 +62,7 @@ _HOME = {
     "KerasModel": "elephant.spark.model",
     "LearningRateWarmup": "elephant.training.warmup",
     "ShardedEmbedding": "elephant.modeling.layers.sharded_embedding",
+    "ShardedEmbeddings": "elephant.modeling.layers.feature_embeddings",
     "SparkMLlibModel": "elephant.spark.rdd.mllib",
     "SparkModel": "elephant.spark.rdd.model",
     "adapt": "elephant.spark.adapt",

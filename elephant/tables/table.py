@@ -21,6 +21,8 @@ _BLOCK_ROWS = 4096
 _EPSILON = 1e-7
 _FIRST_SQUARE = 0.1
 _BETA_1, _BETA_2 = 0.9, 0.999
+# Deviations, as in Keras.
+_TRUNCATED_AT = 2.0
 
 ROWS = "embeddings"
 Slots = Mapping[str, np.ndarray]
@@ -95,7 +97,8 @@ class TableSpec:
         width: Values of a row.
         rule: A key of `RULES`.
         learning_rate: Of the rule.
-        draw: ``uniform`` between two values, ``normal`` of a mean and a deviation, or ``constant``.
+        draw: ``uniform`` between two values; ``normal`` of a mean and a deviation, or ``truncated_normal``, of which
+            none is further than two deviations from the mean; or ``constant``.
         drawn: Those values.
         seed: Of the initial rows.
     """
@@ -155,9 +158,12 @@ class TableSpec:
         if self.draw == "uniform":
             low, high = self.drawn
             return np.float32(low) + np.float32(high - low) * generator.random(shape, np.float32)
-        if self.draw == "normal":
+        if self.draw in ("normal", "truncated_normal"):
             mean, deviation = self.drawn
-            return np.float32(mean) + np.float32(deviation) * generator.standard_normal(shape, np.float32)
+            values = generator.standard_normal(shape, np.float32)
+            while self.draw == "truncated_normal" and (far := np.abs(values) > _TRUNCATED_AT).any():
+                values[far] = generator.standard_normal(int(far.sum()), np.float32)
+            return np.float32(mean) + np.float32(deviation) * values
         return np.full(shape, self.drawn[0], np.float32)
 
 
@@ -255,9 +261,11 @@ def initializer_of(given: Any) -> tuple[str, tuple[float, ...]]:
         return "uniform", (config.get("minval", -0.05), config.get("maxval", 0.05))
     if kind in ("RandomNormal", "random_normal"):
         return "normal", (config.get("mean", 0.0), config.get("stddev", 0.05))
+    if kind in ("TruncatedNormal", "truncated_normal"):
+        return "truncated_normal", (config.get("mean", 0.0), config.get("stddev", 0.05))
     if kind in ("Zeros", "Ones", "Constant"):
         return "constant", (float(config.get("value", kind == "Ones")),)
     raise ConfigurationError(
         "embeddings_initializer: expected 'uniform', 'normal', 'zeros', 'ones', or keras.initializers.RandomUniform, "
-        f"RandomNormal or Constant, whose rows can be drawn part by part. Received: {given!r}."
+        f"RandomNormal, TruncatedNormal or Constant, whose rows can be drawn part by part. Received: {given!r}."
     )

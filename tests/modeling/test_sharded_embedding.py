@@ -52,7 +52,7 @@ def test_table_when_two_features_share_it_then_a_step_updates_each_row_once_with
     assert not np.delete(moved, [1, 4], axis=0).any()
 
 
-@pytest.mark.parametrize("combiner", ["sum", "mean"])
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
 def test_bags_when_combined_then_leave_out_what_is_masked_and_send_back_the_combination_s_gradient(combiner):
     layer = ShardedEmbedding(9, 2, optimizer="sgd", learning_rate=1.0, combiner=combiner, mask_value=-1)
     ids = keras.Input((3,), dtype="int32")
@@ -60,8 +60,8 @@ def test_bags_when_combined_then_leave_out_what_is_masked_and_send_back_the_comb
     model.compile("sgd", lambda y, outputs: outputs)
     rows, bags = table_of(model), np.array([[2, -1, 2], [5, 6, 7], [-1, -1, -1]], "int32")
     shares = np.array([[0, 0, 2, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 1, 1, 1, 0], [0] * 9], np.float32)
-    if combiner == "mean":
-        shares /= np.array([[2], [3], [1]], np.float32)
+    if combiner != "sum":
+        shares /= np.array([[2], [3], [1]], np.float32) ** (1.0 if combiner == "mean" else 0.5)
     np.testing.assert_allclose(keras.ops.convert_to_numpy(layer(bags)), shares @ rows, rtol=1e-5)
     model.train_on_batch(bags, np.zeros(3))
     np.testing.assert_allclose(rows - table_of(model), np.repeat(shares.mean(axis=0)[:, None], 2, axis=1), atol=1e-6)
@@ -154,7 +154,7 @@ def test_ids_when_no_row_has_them_then_says_which(ids, said):
         ({"input_dim": 0, "output_dim": 2}, "input_dim: expected a whole number"),
         ({"input_dim": 3, "output_dim": 2, "optimizer": "adam"}, "optimizer: expected one of sgd, adagrad"),
         ({"input_dim": 3, "output_dim": 2, "learning_rate": 0}, "learning_rate: expected a number above zero"),
-        ({"input_dim": 3, "output_dim": 2, "combiner": "max"}, "combiner: expected None, 'sum' or 'mean'"),
+        ({"input_dim": 3, "output_dim": 2, "combiner": "max"}, "combiner: expected None, 'sum', 'mean' or 'sqrtn'"),
         ({"input_dim": 3, "output_dim": 2, "embeddings_initializer": "he_normal"}, "embeddings_initializer"),
     ],
 )

@@ -1,6 +1,7 @@
 """Fits whose ranks have parts of a table each, against one process of plain Keras on the same global batches."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -12,7 +13,8 @@ from tiers import in_tiers
 from elephant.data.schema import PIECE, SCALAR, Field
 from elephant.data.virtual_shards import number_of_pieces, owner_of
 from elephant.errors import ConfigurationError, UnsupportedError
-from elephant.modeling.layers.sharded_embedding import ShardedEmbedding
+from elephant.modeling.layers.feature_embeddings import ShardedEmbeddings
+from elephant.modeling.layers.sharded_embedding import ShardedEmbedding, sharded_embeddings
 from elephant.tables.table import ROWS
 
 RANDOM = np.random.default_rng(0)
@@ -86,6 +88,33 @@ def test_fit_when_run_twice_then_has_the_same_bits_and_equals_one_process(rank_p
     for array, again in zip(one, other, strict=True):
         np.testing.assert_array_equal(array, again)
     assert largest_difference(trained(rank_pool.fit(job, parts)[0]), reference(sharded(rule), parts)) < 2e-5
+
+
+def of_configs():
+    """Two features of one table of the form of Keras RS."""
+    form = {"vocabulary_size": 30, "embedding_dim": 4, "initializer": "uniform", "combiner": "sum"}
+    table = SimpleNamespace(name="user", optimizer=keras.optimizers.SGD(0.1), **form)
+    features = (
+        SimpleNamespace(name="one", table=table, input_shape=(None, ids), output_shape=(None, 4)) for ids in (1, 2)
+    )
+    keras.utils.set_random_seed(5)
+    ids = keras.Input((3,))
+    rows = ShardedEmbeddings(list(features), seed=3)([ids[:, :1], ids[:, 1:]])
+    model = keras.Model(ids, keras.layers.Dense(1)(keras.layers.Concatenate()(rows)))
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    return model
+
+
+@pytest.mark.slow("a fit; tests/modeling has the layer, and the test above the same tables")
+def test_fit_when_tables_are_those_of_keras_rs_then_divides_them_and_equals_one_process(rank_pool):
+    parts = split(DATA, (17, 14))
+    recordings = rank_pool.fit(job_for(of_configs(), epochs=EPOCHS, batch_size=BATCH, shuffle=False), parts)
+    model, batches = of_configs(), list(global_batches(parts, BATCH, EPOCHS))
+    pairs = ((batch["features"], batch["label"]) for batch in batches)
+    model.fit(pairs, epochs=EPOCHS, steps_per_epoch=len(batches) // EPOCHS, shuffle=False, verbose=0)
+    (layer,) = sharded_embeddings(model)
+    dense = [keras.ops.convert_to_numpy(one) for one in model.layers[-1].weights]
+    assert largest_difference(trained(recordings[0]), [*dense, layer.table_variables[0].numpy()]) < 1e-5
 
 
 @pytest.mark.parametrize("world", in_tiers([1, 2, 3], fast=[3], slow="another number of ranks"))

@@ -59,6 +59,19 @@ def test_example_after_the_move_when_run_then_learns_and_loads_what_it_saved(run
     assert loaded == tested
 
 
+def test_two_towers_when_run_then_find_more_than_the_most_clicked_items_and_write_the_table(run, tmp_path):
+    said = run("two_tower.py")
+    recall, baseline = map(float, re.search(r"recall@10 (0\.\d+) .* have (0\.\d+)", said).groups())
+    assert recall > 2 * baseline
+    vectors = pq.read_table(tmp_path / "item-vectors").sort_by("id")
+    assert vectors.num_rows == 600 and len(vectors["embedding"][0]) == 16
+
+
+def test_ranking_when_run_then_orders_views_nearly_as_well_as_their_chances(run):
+    auc, best = map(float, re.search(r"AUC (0\.\d+) .* have (0\.\d+)", run("ranking.py")).groups())
+    assert 0.75 < auc < best
+
+
 def test_lora_classifier_when_run_then_learns_and_its_workers_send_less_than_its_frozen_base(run):
     pytest.importorskip("keras_hub", reason="KerasHub is not installed")
     said = run("lora_classifier.py")

@@ -18,7 +18,7 @@ from elephant.errors import ConfigurationError, DataError, UnsupportedError
 from elephant.tables.rank_tables import LocalTables, RankTables, Tables
 from elephant.tables.table import ROWS, RULES, TableSpec, initializer_of
 
-_COMBINERS = (None, "sum", "mean")
+_COMBINERS = (None, "sum", "mean", "sqrtn")
 # Constants of SplitMix64 (Steele, Lea & Flood 2014, figure 16).
 _GOLDEN, _MIX_1, _MIX_2 = (np.uint64(one) for one in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
@@ -85,10 +85,10 @@ class ShardedEmbedding(keras.layers.Layer):
             ``"lazy_adam"`` is Adam for the rows that a step touches.
         learning_rate: Of that optimizer.
         embeddings_initializer: ``"uniform"``, ``"normal"``, ``"zeros"``, ``"ones"``, or
-            `keras.initializers.RandomUniform`, ``RandomNormal`` or ``Constant``. The first rows do not depend on the
-            number of workers.
-        combiner: ``"sum"`` or ``"mean"`` makes one row of the ids along the last axis, as of a bag of words; None
-            gives each its own.
+            `keras.initializers.RandomUniform`, ``RandomNormal``, ``TruncatedNormal`` or ``Constant``. The first rows do
+            not depend on the number of workers.
+        combiner: ``"sum"`` or ``"mean"`` makes one row of the ids along the last axis, as of a bag of words;
+            ``"sqrtn"`` divides their sum by the square root of how many there are; None gives each its own.
         mask_value: An id that stands for none, such as what sequences are padded with: its row is zeros, has no
             gradient, and does not count in a mean. None has no such id.
         seed: Of the first rows; None draws one, which `keras.utils.set_random_seed` determines.
@@ -265,8 +265,7 @@ class ShardedEmbedding(keras.layers.Layer):
         rows[present] = self.tables.look_up(self.place, known)
         if self.combiner is None:
             return [rows]
-        combined = rows.sum(axis=-2)
-        return [combined / _counts(present)[..., None] if self.combiner == "mean" else combined]
+        return [rows.sum(axis=-2) / _divisors(present, self.combiner)]
 
     def _push(self, ids: np.ndarray, anchor: np.ndarray, gradients: np.ndarray) -> list[np.ndarray]:
         tables = self.tables
@@ -279,7 +278,7 @@ class ShardedEmbedding(keras.layers.Layer):
         known, present = self._known(ids)
         gradients = np.asarray(gradients, np.float32)
         if self.combiner is not None:
-            shares = gradients / _counts(present)[..., None] if self.combiner == "mean" else gradients
+            shares = gradients / _divisors(present, self.combiner)
             gradients = np.broadcast_to(shares[..., None, :], (*ids.shape, self.output_dim))
         tables.push(self.place, known, gradients[present])
         return [np.zeros(one.shape, one.dtype) for one in (ids, anchor) if one.dtype.kind == "f"]
@@ -344,12 +343,15 @@ def _check(
     if not learning_rate > 0:
         raise ConfigurationError(f"learning_rate: expected a number above zero. Received: {learning_rate!r}.")
     if combiner not in _COMBINERS:
-        raise ConfigurationError(f"combiner: expected None, 'sum' or 'mean'. Received: {combiner!r}.")
+        raise ConfigurationError(f"combiner: expected None, 'sum', 'mean' or 'sqrtn'. Received: {combiner!r}.")
 
 
-def _counts(present: np.ndarray) -> np.ndarray:
-    """Returns how many ids each bag has, one where it is empty."""
-    return np.maximum(present.sum(axis=-1), 1).astype(np.float32)
+def _divisors(present: np.ndarray, combiner: str) -> np.ndarray:
+    """Returns a divisor of the sum of each bag, one where it is empty: float32 of the bags' shape and (1,)."""
+    counts = np.maximum(present.sum(axis=-1, keepdims=True), 1).astype(np.float32)
+    if combiner == "sum":
+        return np.ones_like(counts)
+    return counts if combiner == "mean" else np.sqrt(counts)
 
 
 def hashed(ids: np.ndarray, num_buckets: int) -> np.ndarray:
