@@ -32,7 +32,6 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import numpy as np
 from report import Measurement, report
 
-_WORKERS = 2
 _TARGETS = {"seconds": 3.0, "bytes": 0.3}
 _DENSE = 13
 
@@ -40,7 +39,7 @@ _DENSE = 13
 def clicks(options: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
     """Returns the columns of ids and of numbers together, and the clicks."""
     random = np.random.default_rng(options.seed)
-    count = _WORKERS * options.batch * options.steps
+    count = options.workers * options.batch * options.steps
     # Some ids are most of the rows; which, is scattered over the table.
     ids = (random.zipf(1.2, (count, options.tables)) - 1) % options.rows * 7919 % options.rows
     x = np.concatenate([ids, random.normal(size=(count, _DENSE))], axis=1).astype(np.float32)
@@ -74,17 +73,22 @@ def counting(folder: str) -> Any:
     """Returns a callback that writes down seconds of epochs, and bytes that were sent."""
     import keras
 
-    class Counting(keras.callbacks.Callback):
+    class Counting(keras.callbacks.EarlyStopping):
+        """It stops nothing. What may do so is on all ranks, and not on the driver, for which they would wait."""
+
         def on_train_begin(self, logs: Any = None) -> None:
+            super().on_train_begin(logs)
             self.seconds: list[float] = []
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             self.began = time.monotonic()
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            super().on_epoch_end(epoch, logs)
             self.seconds.append(time.monotonic() - self.began)
 
         def on_train_end(self, logs: Any = None) -> None:
+            super().on_train_end(logs)
             from elephant.modeling.layers.sharded_embedding import sharded_embeddings
 
             layers = sharded_embeddings(self.model)
@@ -94,7 +98,7 @@ def counting(folder: str) -> Any:
             }
             (Path(folder) / f"{os.getpid()}.json").write_text(json.dumps(facts))
 
-    return Counting()
+    return Counting("loss", patience=10_000)
 
 
 def fitted(options: argparse.Namespace, kind: str) -> list[dict[str, Any]]:
@@ -107,7 +111,7 @@ def fitted(options: argparse.Namespace, kind: str) -> list[dict[str, Any]]:
             ranking_model(options, kind),
             x,
             y,
-            num_workers=_WORKERS,
+            num_workers=options.workers,
             batch_size=options.batch,
             epochs=options.epochs,
             shuffle=False,
@@ -122,7 +126,7 @@ def plain(options: argparse.Namespace) -> list[float]:
     model.steps_per_execution = options.steps
     for _ in range(options.epochs):
         began = time.monotonic()
-        model.fit(x, y, batch_size=_WORKERS * options.batch, shuffle=False, verbose=0)
+        model.fit(x, y, batch_size=options.workers * options.batch, shuffle=False, verbose=0)
         seconds.append(time.monotonic() - began)
     return seconds
 
@@ -135,6 +139,7 @@ def step_of(seconds: Sequence[float], steps: int) -> float:
 def main() -> None:
     """Measures both, in processes of their own."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--tables", type=int, default=26)
     parser.add_argument("--rows", type=int, default=100_000, help="of each table")
     parser.add_argument("--width", type=int, default=16)
@@ -151,8 +156,8 @@ def main() -> None:
     command = [sys.executable, __file__, *sys.argv[1:], "--plain"]
     of_keras = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
     sharded, slices = fitted(options, "sharded"), fitted(options, "slices")
-    names = ("tables", "rows", "width", "batch", "steps", "epochs")
-    case = {"workers": _WORKERS, **{name: getattr(options, name) for name in names}}
+    names = ("workers", "tables", "rows", "width", "batch", "steps", "epochs")
+    case = {name: getattr(options, name) for name in names}
     step_s = max(step_of(rank["seconds"], options.steps) for rank in sharded)
     plain_s = step_of(of_keras, options.steps)
     steps = options.steps * options.epochs
@@ -172,7 +177,7 @@ def main() -> None:
         )
     )
     of_tables = max(rank["tables"] for rank in sharded) / steps
-    of_slices = (_WORKERS - 1) * options.batch * options.tables * (8 + 4 * options.width)
+    of_slices = (options.workers - 1) * options.batch * options.tables * (8 + 4 * options.width)
     report(
         Measurement(
             measure="embedding_tables_bytes",
