@@ -32,6 +32,9 @@ from elephant.spark import fit
 from elephant.spark.saving.streaming import start_stream
 from elephant.storage.folder import LocalFolder
 
+# What a job asks of its model; no fit here builds one.
+NO_MODEL = types.SimpleNamespace(info=types.SimpleNamespace(sharded=(), check_tables=lambda config: None))
+
 ROWS = RowSpec(0, (TensorSpec((2,), "float32"),))
 
 
@@ -65,7 +68,7 @@ class Fit:
         self.out = io.StringIO()
 
     def train(self):
-        job = TrainingJob(None, (), self.config, types.SimpleNamespace(batch_fields=()))
+        job = TrainingJob(NO_MODEL, (), self.config, types.SimpleNamespace(batch_fields=()))
         progress = Progress(num_workers=1, epochs=4, verbose=1, stream=self.out)
         with pytest.MonkeyPatch.context() as patching:
             patching.setattr(fit, "train_synchronously", self._attempt)
@@ -363,7 +366,7 @@ class Elastic(Fit):
             is_dynamic=False,
         )
         schema = types.SimpleNamespace(batch_fields=(), in_pieces=lambda: types.SimpleNamespace(batch_fields=()))
-        job = TrainingJob(None, (), self.config, schema)
+        job = TrainingJob(NO_MODEL, (), self.config, schema)
         with pytest.MonkeyPatch.context() as patching:
             patching.setattr(fit, "train_synchronously", self._attempt)
             patching.setattr(fit, "in_virtual_shards", lambda rows, number: rows)
