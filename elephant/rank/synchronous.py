@@ -211,57 +211,55 @@ def train_rank(
         require_same_sums(model, job.state, replicas.rank)
     require_averaged_weights(model, job.callbacks)
     weight, stop, notice = RankWeight(plan, replicas.rank, job.first), StopSignal(), EndNotice()
-    with (
-        divided_tables(model, replicas, endpoint) as tables,
-        changes.own_errors(),
-        api.exchanging(replicas, weight, lambda: weight.in_step and job.config.averages_gradients),
-        _averaged_gradients(model, job, feed, replicas, weight, stop, traced_step) as (averager, trial),
-        # Where no state is kept, a process that is to end has nothing to wait for.
-        notice.heeded() if job.config.keeps_states else contextlib.nullcontext(),
-    ):
-        if tables is not None:
-            # Nothing that a trial of a step makes is a contribution to the tables.
-            tables.share = lambda: weight() if weight.in_step else None
-        callbacks = callbacks_of_fit(
-            job,
-            feed,
-            plan,
-            world,
-            replicas,
-            weight,
-            stop,
-            reporter,
-            trial=trial,
-            averager=averager,
-            notice=notice,
-            tables=tables,
-        )
-        # What was traced ahead is taken, unless loops that did not fit were left since.
-        begins = weight.begin_next if plan.varies else None
-        steps = (traced_step and traced_step.steps) or steps_in_runs(model, job, begins)
-        moves = next((callback for callback in callbacks if isinstance(callback, RowMoves)), None)
+    with divided_tables(model, replicas, endpoint) as tables:
+        with (
+            changes.own_errors(),
+            api.exchanging(replicas, weight, lambda: weight.in_step and job.config.averages_gradients),
+            _averaged_gradients(model, job, feed, replicas, weight, stop, traced_step) as (averager, trial),
+            # Where no state is kept, a process that is to end has nothing to wait for.
+            notice.heeded() if job.config.keeps_states else contextlib.nullcontext(),
+        ):
+            if tables is not None:
+                # Nothing that a trial of a step makes is a contribution to the tables.
+                tables.share = lambda: weight() if weight.in_step else None
+            callbacks = callbacks_of_fit(
+                job,
+                feed,
+                plan,
+                world,
+                replicas,
+                weight,
+                stop,
+                reporter,
+                trial=trial,
+                averager=averager,
+                notice=notice,
+                tables=tables,
+            )
+            # What was traced ahead is taken, unless loops that did not fit were left since.
+            begins = weight.begin_next if plan.varies else None
+            steps = (traced_step and traced_step.steps) or steps_in_runs(model, job, begins)
+            moves = next((callback for callback in callbacks if isinstance(callback, RowMoves)), None)
 
-        def pauses() -> bool:
-            return moves is not None and moves.is_due
+            def pauses() -> bool:
+                return moves is not None and moves.is_due
 
-        told = (
-            FitCallbacks(callbacks, model, job.config.epochs, plan.steps, first=job.first[1], pauses=pauses)
-            if steps is None
-            else StepRuns(callbacks, model, job.config.epochs, steps, weight, pauses)
-        )
-        fit = functools.partial(fit_from, model, callbacks=told, epochs=job.config.epochs, steps=plan.steps)
-        has_ended = fit(batches, epoch=job.first_epoch)
-        while not has_ended and moves is not None:
-            # What reads ahead ends with the last reference.
-            del batches
-            moves.move()
-            batches = feed.training_batches(weight.epoch + 1)
-            has_ended = fit(batches, epoch=weight.epoch + 1)
-        if world.rank == 0 and tables is not None:
-            # The others still serve their parts.
+            told = (
+                FitCallbacks(callbacks, model, job.config.epochs, plan.steps, first=job.first[1], pauses=pauses)
+                if steps is None
+                else StepRuns(callbacks, model, job.config.epochs, steps, weight, pauses)
+            )
+            fit = functools.partial(fit_from, model, callbacks=told, epochs=job.config.epochs, steps=plan.steps)
+            has_ended = fit(batches, epoch=job.first_epoch)
+            while not has_ended and moves is not None:
+                # What reads ahead ends with the last reference.
+                del batches
+                moves.move()
+                batches = feed.training_batches(weight.epoch + 1)
+                has_ended = fit(batches, epoch=weight.epoch + 1)
+        if world.rank == 0:
+            # While the others still serve their parts of tables.
             reporter.result([*read_variables(model), *map(read, job.outside)], feed.rows)
-    if world.rank == 0 and tables is None:
-        reporter.result([*read_variables(model), *map(read, job.outside)], feed.rows)
 
 
 def common_policy(policy: str | None, communicator: Communicator) -> str | None:

@@ -153,6 +153,8 @@ class PartServer:
                 if message.kind == HELLO:
                     require(message.fields, {"rank": int}, HELLO)
                     rank = int(message.fields["rank"])
+                    if rank >= self._world_size:
+                        raise ProtocolError(f"Expected one of {self._world_size} ranks. Received: {rank}.")
                 elif rank is None:
                     raise ProtocolError(f"Expected {HELLO} first. Received: {message.kind!r}.")
                 elif message.kind == BYE:

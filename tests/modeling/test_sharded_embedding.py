@@ -121,6 +121,12 @@ def test_ids_when_hashed_then_have_the_same_bucket_in_every_process_and_width():
     assert counts.min() > 9_000
 
 
+@pytest.mark.skipif(current().count_dtype != "float32", reason="this backend has integers of 64 bits")
+def test_ids_of_64_bits_when_the_backend_cuts_them_off_then_are_refused():
+    with pytest.raises(ConfigurationError, match="expected ids of 32 bits on JAX"):
+        ShardedEmbedding(num_hash_buckets=50, output_dim=2)(keras.Input((2,), dtype="int64"))
+
+
 @pytest.mark.skipif(not current().takes_strings, reason="this backend has no strings")
 def test_strings_when_hashed_then_are_looked_up():
     layer = ShardedEmbedding(num_hash_buckets=50, output_dim=2, combiner="sum", mask_value="")

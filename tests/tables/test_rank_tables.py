@@ -158,6 +158,7 @@ def test_rank_when_another_is_silent_then_has_an_error_at_the_deadline():
     ("kind", "fields", "arrays"),
     [
         ("Nothing", {"table": 0, "round": 1}, ()),
+        (HELLO, {"rank": 2}, ()),
         (STEP, {"table": 9, "round": 0}, (np.arange(2),)),
         (STEP, {"table": 0, "round": 0}, (np.array([1]),)),
         (STEP, {"table": 0, "round": 0}, (np.array([400]),)),
@@ -169,17 +170,16 @@ def test_rank_when_another_is_silent_then_has_an_error_at_the_deadline():
     ],
 )
 def test_server_when_it_gets_what_no_rank_sends_then_ends_that_connection_and_the_table_stays(kind, fields, arrays):
-    (tables,) = ranks = opened(1)
-    before = tables.whole(0, ROWS)
-    with connect(tables.address, TOKEN, tables_context(RUN), Deadline(5, "connecting")) as stream:
+    ranks = opened(2)
+    before = ranks[0]._server._parts[0].arrays[ROWS].copy()
+    with connect(ranks[0].address, TOKEN, tables_context(RUN), Deadline(5, "connecting")) as stream:
         stream.send(Message(kind=HELLO, fields={"rank": 1}), Deadline(5, "sending"))
-        # Of one rank all ids are its own, so that a part of two is what has others.
-        tables._server._parts[0].parts = 2
         stream.send(Message(kind=kind, fields=fields, arrays=arrays), Deadline(5, "sending"))
         with pytest.raises(NetworkError):
             stream.receive(Deadline(5, "receiving"))
-    np.testing.assert_array_equal(tables._server._parts[0].arrays[ROWS], before)
-    ranks[0].close()
+    np.testing.assert_array_equal(ranks[0]._server._parts[0].arrays[ROWS], before)
+    for tables in ranks:
+        tables.close()
 
 
 def test_server_when_a_stranger_speaks_then_serves_its_ranks_and_leaves_no_thread():

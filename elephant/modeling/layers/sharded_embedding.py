@@ -211,6 +211,12 @@ class ShardedEmbedding(keras.layers.Layer):
 
     def compute_output_spec(self, ids: Any, **kwargs: Any) -> keras.KerasTensor:
         # Not by a call: nothing is to be looked up.
+        is_narrow = current().count_dtype == "float32" and not current().is_wide()
+        if self.num_hash_buckets is not None and is_narrow and str(ids.dtype) in ("int64", "uint64"):
+            raise ConfigurationError(
+                f"{self.name}: expected ids of 32 bits on {current().title}, which cuts wider ones off before they are "
+                f"hashed. Received: an input of {ids.dtype}. Set jax_enable_x64, or give the input dtype='int32'."
+            )
         return keras.KerasTensor(self.compute_output_shape(ids.shape), dtype=self.compute_dtype)
 
     def call(self, ids: Any) -> Any:
