@@ -8,11 +8,10 @@
 
 Clicks are generated: ids by Zipf's law, as those of users and items are. Prints two lines of JSON. Seconds: a step of
 plain Keras, with dense Adam in one process that has all cores and the rows of all workers, over a step of two workers
-with `elephant.ShardedEmbeddings`, the layer for many tables, and lazy Adam; beside it, as ``slices_step_s``, two workers
-with the layer of Keras.
-Bytes: those of ids, rows and gradients that a rank sends to others in a step, over those of the slices that a rank with
-Keras' layer sends to each other one: a number of eight bytes and a row for each id of its batch. Medians of seconds are
-over epochs.
+with `elephant.ShardedEmbeddings`, the layer for many tables, and lazy Adam; beside it, as ``slices_step_s``, two
+workers with the layer of Keras. Bytes: those of ids, rows and gradients that a rank sends to others in a step, over
+those of the slices that a rank with Keras' layer sends to each other one: a number of eight bytes and a row for each id
+of its batch. Medians of seconds are over epochs.
 """
 
 from __future__ import annotations

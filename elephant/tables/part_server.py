@@ -31,7 +31,7 @@ _READ_FIELDS = {"table": int, "round": int, "name": str, "first": int, "count": 
 _IDLE_S = 3600.0
 
 
-class Contribution(NamedTuple):
+class StepGradients(NamedTuple):
     """Gradients of a step, of one rank.
 
     Args:
@@ -82,7 +82,7 @@ class PartServer:
         self._wait_s = wait_s
         self._changed = threading.Condition()
         self._applied = 0
-        self._waiting: dict[int, Contribution] = {}
+        self._contributions: dict[int, StepGradients] = {}
         self._left: set[int] = set()
         # Bytes of rows that other ranks have looked up.
         self.bytes_sent = 0
@@ -94,7 +94,7 @@ class PartServer:
         """Host and port that it listens on."""
         return self._server.address
 
-    def contribute(self, rank: int, number: int, contribution: Contribution) -> None:
+    def contribute(self, rank: int, number: int, contribution: StepGradients) -> None:
         """Takes a rank's contribution to a round, and applies the round where it is the last one.
 
         Args:
@@ -102,20 +102,20 @@ class PartServer:
             contribution: To this part's rows.
         """
         with self._changed:
-            if number != self._applied + 1 or rank in self._waiting:
+            if number != self._applied + 1 or rank in self._contributions:
                 raise ProtocolError(
                     f"Expected round {self._applied + 1} once from rank {rank}. Received: round {number}."
                 )
-            if any(one.tables != contribution.tables for one in self._waiting.values()):
+            if any(one.tables != contribution.tables for one in self._contributions.values()):
                 raise ProtocolError(f"Expected the same tables of all ranks. Received: {contribution.tables}.")
-            self._waiting[rank] = contribution
-            if len(self._waiting) == self._world_size:
-                given = [self._waiting[rank] for rank in range(self._world_size)]
+            self._contributions[rank] = contribution
+            if len(self._contributions) == self._world_size:
+                given = [self._contributions[rank] for rank in range(self._world_size)]
                 for place, stack_part in enumerate(self._stack_parts):
                     numbers = np.concatenate([one.numbers[place] for one in given])
                     gradients = np.concatenate([one.gradients[place] for one in given])
                     stack_part.update(numbers, gradients, contribution.tables)
-                self._waiting.clear()
+                self._contributions.clear()
                 self._applied = number
                 self._changed.notify_all()
 
@@ -238,14 +238,16 @@ class PartServer:
 
     def _checked(
         self, tables: Sequence[int], numbers: Sequence[np.ndarray], gradients: Sequence[np.ndarray]
-    ) -> Contribution:
-        if not set(tables) <= self._table_parts.keys():
-            raise ProtocolError(f"Expected some of {len(self._table_parts)} tables. Received: {tables}.")
+    ) -> StepGradients:
         checked = self._checked_all(numbers)
+        pairs = zip(self._stack_parts, checked, strict=True)
+        named = set().union(*(stack_part.stack.tables_of(given) for stack_part, given in pairs))
+        if not named <= set(tables) <= self._table_parts.keys():
+            raise ProtocolError(f"Expected tables that there are, with those of the rows. Received: {tables}.")
         for stack_part, given, one in zip(self._stack_parts, checked, gradients, strict=True):
             expected = (len(given), stack_part.stack.specs[0].width)
             if one.shape != expected or one.dtype != np.float32:
                 raise ProtocolError(
                     f"Expected float32 gradients of shape {expected}. Received: {one.dtype} {one.shape}."
                 )
-        return Contribution(tuple(tables), checked, list(gradients))
+        return StepGradients(tuple(tables), checked, list(gradients))

@@ -20,7 +20,7 @@ from elephant.net.addresses import Address
 from elephant.net.deadline import Deadline
 from elephant.net.frames import Message
 from elephant.net.stream import Listener, Stream, connect
-from elephant.tables.part_server import BYE, FAILED, HELLO, PUSH, READ, STEP, Contribution, PartServer, tables_context
+from elephant.tables.part_server import BYE, FAILED, HELLO, PUSH, READ, STEP, PartServer, StepGradients, tables_context
 from elephant.tables.stack import Groups, Stack, StackPart, stacks_of
 from elephant.tables.table import ROWS, Slot, TableSpec
 
@@ -43,7 +43,7 @@ class Tables(ABC):
         self._pushed: set[int] = set()
         self._gradients: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in self._stacks]
         # Of the last lookup in each stack: its gradients have the same numbers, in most models.
-        self._last: list[tuple[np.ndarray, Groups]] = [_grouped([]) for _ in self._stacks]
+        self._last_groups: list[tuple[np.ndarray, Groups]] = [_grouped([]) for _ in self._stacks]
         self._using = threading.RLock()
 
     def look_up(self, wanted: Sequence[tuple[int, np.ndarray]]) -> list[np.ndarray]:
@@ -56,10 +56,10 @@ class Tables(ABC):
         with self._using:
             contribution = self._taken()
             numbers = [self._numbers(stack, wanted) for stack in self._stacks]
-            self._last = [_grouped(one) for one in numbers]
-            rows = self._rows_of([groups.numbers for _, groups in self._last], contribution)
+            self._last_groups = [_grouped(one) for one in numbers]
+            rows = self._rows_of([groups.numbers for _, groups in self._last_groups], contribution)
             found: dict[int, np.ndarray] = {}
-            for stack, own, one, (_, groups) in zip(self._stacks, numbers, rows, self._last, strict=True):
+            for stack, own, one, (_, groups) in zip(self._stacks, numbers, rows, self._last_groups, strict=True):
                 ends = np.cumsum([len(numbers) for numbers in own])[:-1]
                 places = [place for place, (table, _) in enumerate(wanted) if table in stack.tables]
                 found.update(zip(places, np.split(groups.spread(one), ends), strict=False))
@@ -93,12 +93,12 @@ class Tables(ABC):
             self.flush()
             return self._whole(table, name)
 
-    def _taken(self) -> Contribution | None:
+    def _taken(self) -> StepGradients | None:
         """Returns the sums of the gradients that wait, and takes them away; None where none have come."""
         if not self._pushed:
             return None
-        contribution = Contribution(tuple(sorted(self._pushed)), [], [])
-        for stack, waiting, (last, of_last) in zip(self._stacks, self._gradients, self._last, strict=True):
+        contribution = StepGradients(tuple(sorted(self._pushed)), [], [])
+        for stack, waiting, (last, of_last) in zip(self._stacks, self._gradients, self._last_groups, strict=True):
             numbers = np.concatenate([np.empty(0, np.int64), *(one for one, _ in waiting)])
             groups = of_last if np.array_equal(numbers, last) else Groups.of(numbers)
             gradients = [np.empty((0, stack.specs[0].width), np.float32), *(one for _, one in waiting)]
@@ -113,7 +113,7 @@ class Tables(ABC):
         return [stack.first_of(table) + ids for table, ids in wanted if table in stack.tables]
 
     @abstractmethod
-    def _rows_of(self, numbers: Sequence[np.ndarray], contribution: Contribution | None) -> list[np.ndarray]:
+    def _rows_of(self, numbers: Sequence[np.ndarray], contribution: StepGradients | None) -> list[np.ndarray]:
         """Returns rows of each stack after an update with a contribution.
 
         Args:
@@ -121,7 +121,7 @@ class Tables(ABC):
         """
 
     @abstractmethod
-    def _update(self, contribution: Contribution) -> None:
+    def _update(self, contribution: StepGradients) -> None:
         """Updates the rows of a contribution."""
 
     @abstractmethod
@@ -142,12 +142,12 @@ class LocalTables(Tables):
         given = [*arrays, *({} for _ in specs[len(arrays) :])]
         self._parts = [StackPart(stack, 0, [given[table] for table in stack.tables]) for stack in self._stacks]
 
-    def _rows_of(self, numbers: Sequence[np.ndarray], contribution: Contribution | None) -> list[np.ndarray]:
+    def _rows_of(self, numbers: Sequence[np.ndarray], contribution: StepGradients | None) -> list[np.ndarray]:
         if contribution is not None:
             self._update(contribution)
         return [stack_part.take(own) for stack_part, own in zip(self._parts, numbers, strict=True)]
 
-    def _update(self, contribution: Contribution) -> None:
+    def _update(self, contribution: StepGradients) -> None:
         tables, *arrays = contribution
         for stack_part, numbers, gradients in zip(self._parts, *arrays, strict=True):
             stack_part.update(numbers, gradients, tables)
@@ -266,43 +266,49 @@ class RankTables(Tables):
             self.error = self.error or error
             raise
 
-    def _rows_of(self, numbers: Sequence[np.ndarray], contribution: Contribution | None) -> list[np.ndarray]:
+    def _rows_of(self, numbers: Sequence[np.ndarray], contribution: StepGradients | None) -> list[np.ndarray]:
         cuts = [self._cut(own) for own in numbers]
-        self._share_out(STEP, contribution, numbers, cuts)
+        wanted = [_of_rank(rank, numbers, cuts) for rank in range(self._world_size)]
+        self._share_out(STEP, contribution, wanted)
+        found = {self._rank: self._server.take(self._round, wanted[self._rank])}
+        for rank in self._streams:
+            found[rank] = list(self._received(rank, len(self._stacks)))
         rows = [
             np.empty((len(own), stack.specs[0].width), np.float32)
             for stack, own in zip(self._stacks, numbers, strict=True)
         ]
-        own = self._server.take(self._round, _of_rank(self._rank, numbers, cuts))
-        for rank, found in [(self._rank, own), *((rank, self._received(rank, len(rows))) for rank in self._streams)]:
-            for whole, cut, part in zip(rows, cuts, found, strict=True):
-                whole[cut[rank]] = part
+        for rank, arrays in found.items():
+            for whole, cut, array in zip(rows, cuts, arrays, strict=True):
+                whole[cut[rank]] = array
         return rows
 
-    def _update(self, contribution: Contribution) -> None:
-        self._share_out(PUSH, contribution, (), ())
+    def _update(self, contribution: StepGradients) -> None:
+        self._share_out(PUSH, contribution, [[] for _ in range(self._world_size)])
 
-    def _share_out(
-        self,
-        kind: str,
-        contribution: Contribution | None,
-        numbers: Sequence[np.ndarray],
-        cuts: Sequence[Sequence[np.ndarray]],
-    ) -> None:
-        """Gives each rank a contribution to its rows, and the numbers that are wanted of them."""
-        tables: tuple[int, ...] = ()
+    def _share_out(self, kind: str, contribution: StepGradients | None, wanted: Sequence[list[np.ndarray]]) -> None:
+        """Gives each rank its rows' part of a contribution, and the numbers that are wanted of it.
+
+        Args:
+            wanted: Of each rank, for each stack.
+        """
+        tables, shares = [], None
         if contribution is not None:
-            tables, self._round = contribution.tables, self._round + 1
-            own_cuts = [self._cut(own) for own in contribution.numbers]
+            self._round += 1
+            tables, shares = list(contribution.tables), self._shares_of(contribution)
         for rank in self._streams:
-            arrays = self._travelling(_of_rank(rank, numbers, cuts))
-            if contribution is not None:
-                gradients = _of_rank(rank, contribution.gradients, own_cuts)
-                arrays = [*self._travelling(_of_rank(rank, contribution.numbers, own_cuts)), *gradients, *arrays]
-            self._send(rank, kind, {"round": self._round, "tables": list(tables)}, tuple(arrays))
-        if contribution is not None:
-            own = (_of_rank(self._rank, arrays, own_cuts) for arrays in contribution[1:])
-            self._server.contribute(self._rank, self._round, Contribution(tables, *own))
+            arrays = self._travelling(wanted[rank])
+            if shares is not None:
+                arrays = [*self._travelling(shares[rank].numbers), *shares[rank].gradients, *arrays]
+            self._send(rank, kind, {"round": self._round, "tables": tables}, tuple(arrays))
+        if shares is not None:
+            self._server.contribute(self._rank, self._round, shares[self._rank])
+
+    def _shares_of(self, contribution: StepGradients) -> list[StepGradients]:
+        """Returns each rank's rows of a contribution."""
+        tables, *both = contribution
+        cuts = [self._cut(own) for own in contribution.numbers]
+        ranks = range(self._world_size)
+        return [StepGradients(tables, *(_of_rank(rank, arrays, cuts) for arrays in both)) for rank in ranks]
 
     def _whole(self, table: int, name: str) -> np.ndarray:
         spec, number = self.specs[table], self._round
@@ -331,7 +337,7 @@ class RankTables(Tables):
         return [np.flatnonzero(owners == rank) for rank in range(self._world_size)]
 
     def _travelling(self, numbers: Sequence[np.ndarray]) -> list[np.ndarray]:
-        return [own.astype(stack.dtype) for stack, own in zip(self._stacks, numbers, strict=bool(numbers))]
+        return [own.astype(stack.dtype) for stack, own in zip(self._stacks, numbers, strict=False)]
 
     def _send(self, rank: int, kind: str, fields: Mapping[str, Any], arrays: tuple[np.ndarray, ...]) -> None:
         with _naming(rank):

@@ -34,6 +34,8 @@ class Stack:
     >>> stack = Stack((0, 4), (TableSpec(num_rows=5, width=2), TableSpec(num_rows=3, width=2)), 2)
     >>> stack.first_of(4), stack.has(np.array([0, 4, 8]), 0), stack.has(np.array([1, 5]), 1)
     (6, True, False)
+    >>> stack.tables_of(np.array([6, 8]))
+    {4}
     """
 
     tables: tuple[int, ...]
@@ -53,6 +55,11 @@ class Stack:
     def first_of(self, table: int) -> int:
         """Returns the number of a table's first row."""
         return int(self.starts[self.tables.index(table)]) * self.parts
+
+    def tables_of(self, numbers: np.ndarray) -> set[int]:
+        """Returns the tables that have numbers, int64 in ascending order."""
+        counts = np.diff(np.searchsorted(numbers, self.starts * self.parts))
+        return {table for table, count in zip(self.tables, counts, strict=True) if count}
 
     def has(self, numbers: np.ndarray, part: int) -> bool:
         """Returns whether numbers, int64, are of rows of a part, in ascending order and each there once."""

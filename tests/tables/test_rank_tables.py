@@ -20,6 +20,9 @@ TOKEN, RUN = b"t" * 16, "run"
 SPECS = [
     TableSpec(num_rows=40, width=3, rule="adagrad", learning_rate=0.1, seed=1),
     TableSpec(num_rows=11, width=2, rule="lazy_adam", learning_rate=0.1, seed=2),
+    # Each is of the form of one above, and is stacked with it.
+    TableSpec(num_rows=7, width=3, rule="adagrad", learning_rate=0.1, seed=3),
+    TableSpec(num_rows=5, width=2, rule="lazy_adam", learning_rate=0.1, seed=4),
 ]
 
 NONE, NO_ROWS = np.empty(0, np.int64), np.empty((0, 2), np.float32)
@@ -29,7 +32,7 @@ def opened(world, wait_s=20.0):
     ranks = [
         RankTables(
             SPECS,
-            [{}, {}],
+            [{} for _ in SPECS],
             rank=rank,
             world_size=world,
             listener=Listener.bind("127.0.0.1"),
@@ -53,27 +56,29 @@ def together(ranks, work):
 
 
 def steps_of(rank, count=6):
-    """Ids and gradients of each table in each step: one rank has none in the first steps of the second table."""
+    """Ids and gradients of each table in each step.
+
+    One rank has none in the first steps of the second table, and every other step has no gradients of the last one.
+    """
     random = np.random.default_rng(rank)
     for step in range(count):
         yield [
-            (ids := random.integers(0, spec.num_rows, 0 if table and step < 2 and rank else 9),
+            (ids := random.integers(0, spec.num_rows, 0 if table == 1 and step < 2 and rank else 9),
              random.normal(size=(len(ids), spec.width)).astype(np.float32))
-            for table, spec in enumerate(SPECS)
+            for table, spec in enumerate(SPECS[: 4 - step % 2])
         ]  # fmt: skip
 
 
 def trained(tables, rank):
-    """Takes the steps: each table is looked up twice in a step, and its gradients come in the other order."""
-    seen = []
+    """Takes the steps: tables are looked up twice in a step, and their gradients come in the other order."""
     for step in steps_of(rank):
+        tables.look_up([(table, ids[:4]) for table, (ids, _) in enumerate(step)])
         for table, (ids, _) in enumerate(step):
-            seen += [*tables.look_up([(table, ids[:4])]), *tables.look_up([(table, ids[4:])])]
+            tables.look_up([(table, ids[4:])])
         for table, (ids, gradients) in reversed([*enumerate(step)]):
             tables.push([(table, ids[4:], gradients[4:])])
-            tables.push([(table, ids[:4], gradients[:4])])
+        tables.push([(table, ids[:4], gradients[:4]) for table, (ids, gradients) in enumerate(step)])
     tables.flush()
-    return seen
 
 
 def ended(tables, rank):
@@ -91,13 +96,13 @@ def test_tables_when_several_ranks_update_them_then_equal_one_process_on_all_row
         assert together(ranks, ended) == [None] * world
     for one, other in zip(*runs, strict=True):
         np.testing.assert_array_equal(one, other)
-    local = LocalTables(SPECS)
+    each = [LocalTables([spec]) for spec in SPECS]
     for step in zip(*map(steps_of, range(world)), strict=True):
-        for table in range(len(SPECS)):
+        for table in range(len(step[0])):
             ids, gradients = (np.concatenate([own[table][place] for own in step]) for place in range(2))
-            local.push([(table, ids, gradients / np.float32(world))])
-        local.flush()
-    expected = [local.whole(table, name) for table, spec in enumerate(SPECS) for name in (ROWS, *spec.slots)]
+            each[table].push([(0, ids, gradients / np.float32(world))])
+            each[table].flush()
+    expected = [local.whole(0, name) for local, spec in zip(each, SPECS, strict=True) for name in (ROWS, *spec.slots)]
     for found, one in zip(runs[0], expected, strict=True):
         np.testing.assert_allclose(found, one, atol=1e-5)
 
@@ -166,20 +171,26 @@ def test_rank_when_another_is_silent_then_has_an_error_at_the_deadline():
         (STEP, {"round": 0, "tables": []}, (np.array([1]), NONE)),
         (STEP, {"round": 0, "tables": []}, (np.array([4, 2]), NONE)),
         (STEP, {"round": 0, "tables": []}, (np.array([2, 2]), NONE)),
-        (STEP, {"round": 0, "tables": []}, (np.array([40]), NONE)),
-        (STEP, {"round": 0, "tables": []}, (NONE, np.array([12]))),
+        (STEP, {"round": 0, "tables": []}, (np.array([48]), NONE)),
+        (STEP, {"round": 0, "tables": []}, (NONE, np.array([18]))),
         (STEP, {"round": 0, "tables": []}, (np.array([-2]), NONE)),
         (STEP, {"round": 0, "tables": []}, (np.array([0.5]), NONE)),
         (PUSH, {"round": 5, "tables": [0]}, (np.array([2]), NONE, np.ones((1, 3), np.float32), NO_ROWS)),
-        (PUSH, {"round": 1, "tables": [2]}, (np.array([2]), NONE, np.ones((1, 3), np.float32), NO_ROWS)),
+        (PUSH, {"round": 1, "tables": [0, 4]}, (np.array([2]), NONE, np.ones((1, 3), np.float32), NO_ROWS)),
         (PUSH, {"round": 1, "tables": [0]}, (np.array([2]), NONE, np.ones((1, 2), np.float32), NO_ROWS)),
         (PUSH, {"round": 1, "tables": [0]}, (np.array([2]), NONE, np.ones((1, 3)), NO_ROWS)),
+        (PUSH, {"round": 1, "tables": [1]}, (np.array([2]), NONE, np.ones((1, 3), np.float32), NO_ROWS)),
+        (PUSH, {"round": 1, "tables": [0, 1]}, (np.array([2]), NONE, np.ones((1, 3), np.float32), NO_ROWS)),
         ("Read", {"table": 0, "round": 0, "name": "none", "first": 0, "count": 1}, ()),
+        ("Read", {"table": 4, "round": 0, "name": ROWS, "first": 0, "count": 1}, ()),
         ("Read", {"table": 0, "round": 0}, ()),
     ],
 )
 def test_server_when_it_gets_what_no_rank_sends_then_ends_that_connection_and_the_table_stays(kind, fields, arrays):
     ranks = opened(2)
+    # The first one waits for the round's other contribution.
+    ranks[0].push([(0, np.array([2]), np.ones((1, 3), np.float32))])
+    ranks[0].flush()
     before = ranks[0]._server._stack_parts[0].parts[0].arrays[ROWS].copy()
     with connect(ranks[0].address, TOKEN, tables_context(RUN), Deadline(5, "connecting")) as stream:
         stream.send(Message(kind=HELLO, fields={"rank": 1}), Deadline(5, "sending"))

@@ -341,47 +341,50 @@ class _Known(NamedTuple):
         return counts if combiner == "mean" else np.sqrt(counts)
 
 
-def rows_together(layers: Sequence[ShardedEmbedding], ids: Sequence[Any]) -> list[Any]:
+def rows_together(embeddings: Sequence[ShardedEmbedding], ids: Sequence[Any]) -> list[Any]:
     """Puts one lookup for several features into a step, and one for their gradients.
 
     Args:
-        layers: Of the feature's tables, of which features may share one.
+        embeddings: Those of the features' tables; features may share one.
         ids: Tensors of the features.
     """
-    learning = [place for place, layer in enumerate(layers) if layer.trainable]
+    learning = [place for place, embedding in enumerate(embeddings) if embedding.trainable]
 
     def look_up(anchor: np.ndarray, *arrays: np.ndarray) -> list[np.ndarray]:
-        known = [layer.known(np.asarray(one)) for layer, one in zip(layers, arrays, strict=True)]
-        rows: list[Any] = [None] * len(layers)
-        for tables, places in _by_tables(layers, range(len(layers))):
-            found = tables.look_up([(layers[place].place, known[place].rows) for place in places])
+        known = [embedding.known(np.asarray(one)) for embedding, one in zip(embeddings, arrays, strict=True)]
+        rows: list[Any] = [None] * len(embeddings)
+        for tables, places in _by_tables(embeddings, range(len(embeddings))):
+            found = tables.look_up([(embeddings[place].place, known[place].rows) for place in places])
             for place, values in zip(places, found, strict=True):
-                rows[place] = known[place].combined(values, layers[place].combiner)
+                rows[place] = known[place].combined(values, embeddings[place].combiner)
         return rows
 
     def push(anchor: np.ndarray, *arrays: np.ndarray) -> list[np.ndarray]:
-        given, upstream = arrays[: len(layers)], arrays[len(layers) :]
-        for tables, places in _by_tables(layers, learning):
+        given, upstream = arrays[: len(embeddings)], arrays[len(embeddings) :]
+        for tables, places in _by_tables(embeddings, learning):
             if not isinstance(tables, RankTables) and api.current_collective().world_size > 1:
+                name = embeddings[places[0]].name
                 raise UnsupportedError(
-                    f"{layers[places[0]].name}: expected a ShardedEmbedding in a synchronous fit, which divides its "
-                    "table. Received: a loop of one's own, or a fit of another kind, on several workers. Use "
-                    "KerasEstimator with mode='synchronous', or keras.layers.Embedding."
+                    f"{name}: expected a ShardedEmbedding in a synchronous fit, which divides its table. Received: a "
+                    "loop of one's own, or a fit of another kind, on several workers. Use KerasEstimator with "
+                    "mode='synchronous', or keras.layers.Embedding."
                 )
             gradients = []
             for place in places:
-                layer = layers[place]
-                known = layer.known(np.asarray(given[place]))
-                values = known.gradients_of(np.asarray(upstream[place], np.float32), layer.combiner)
-                gradients.append((layer.place, known.rows, values))
+                embedding = embeddings[place]
+                known = embedding.known(np.asarray(given[place]))
+                values = known.gradients_of(np.asarray(upstream[place], np.float32), embedding.combiner)
+                gradients.append((embedding.place, known.rows, values))
             tables.push(gradients)
         return [np.zeros(one.shape, one.dtype) for one in (anchor, *given) if one.dtype.kind == "f"]
 
     # A tensor of the values, and not the variables.
-    anchor = keras.ops.stack([layer.anchor for layer in layers])
-    specs = [(layer.compute_output_shape(one.shape), "float32") for layer, one in zip(layers, ids, strict=True)]
+    anchor = keras.ops.stack([embedding.anchor for embedding in embeddings])
+    specs = [
+        (embedding.compute_output_shape(one.shape), "float32") for embedding, one in zip(embeddings, ids, strict=True)
+    ]
     found = current().host_op(look_up, push, [anchor, *ids], specs)
-    return [keras.ops.cast(rows, layer.compute_dtype) for layer, rows in zip(layers, found, strict=True)]
+    return [keras.ops.cast(rows, embedding.compute_dtype) for embedding, rows in zip(embeddings, found, strict=True)]
 
 
 class _Contents:
@@ -419,11 +422,11 @@ def _check(
         raise ConfigurationError(f"combiner: expected None, 'sum', 'mean' or 'sqrtn'. Received: {combiner!r}.")
 
 
-def _by_tables(layers: Sequence[ShardedEmbedding], places: Iterable[int]) -> list[tuple[Tables, list[int]]]:
+def _by_tables(embeddings: Sequence[ShardedEmbedding], places: Iterable[int]) -> list[tuple[Tables, list[int]]]:
     """Returns the places of those layers together whose tables are looked up together: all, within a fit."""
     found: dict[int, tuple[Tables, list[int]]] = {}
     for place in places:
-        tables = layers[place].tables
+        tables = embeddings[place].tables
         found.setdefault(id(tables), (tables, []))[1].append(place)
     return list(found.values())
 
