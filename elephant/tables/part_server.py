@@ -115,6 +115,12 @@ class PartServer:
             self._await_round(table, number)
             return self._parts[table].arrays[name][first : first + count].copy()
 
+    def part(self, table: int, number: int) -> TablePart:
+        """Returns a part as it is after so many rounds, until this rank contributes to the next one."""
+        with self._changed:
+            self._await_round(table, number)
+            return self._parts[table]
+
     def await_others(self) -> None:
         """Returns when all other ranks have said that they need this one no more."""
         deadline = Deadline(self._wait_s, "Waiting for the other ranks to be done with this one's tables")

@@ -21,6 +21,7 @@ from elephant.net.deadline import Deadline
 from elephant.net.frames import Message
 from elephant.net.stream import Listener, Stream, connect
 from elephant.tables.part_server import BYE, FAILED, HELLO, PUSH, READ, STEP, Contribution, PartServer, tables_context
+from elephant.tables.stored import OpenedTable, StoredTable, TablePlace
 from elephant.tables.table import ROWS, Slot, TablePart, TableSpec, sums_by_id
 
 Result = TypeVar("Result")
@@ -37,6 +38,8 @@ class Tables(ABC):
         self.specs = list(specs)
         self._contributions: list[list[Contribution]] = [[] for _ in specs]
         self._using = threading.RLock()
+        # Where all tables are written, while somebody reads that.
+        self._stored: list[dict[str, StoredTable]] = []
 
     def look_up(self, table: int, ids: np.ndarray) -> np.ndarray:
         """Returns the rows of ids, float32 of shape (ids, width).
@@ -71,6 +74,36 @@ class Tables(ABC):
             self.flush()
             return self._whole(table, name)
 
+    @contextlib.contextmanager
+    def stored_at(self, places: Sequence[TablePlace | None]) -> Iterator[None]:
+        """Writes the parts that are here, with all gradients that have come; all ranks do.
+
+        In the ``with`` block `state` refers to what was written, of which the others' parts may not be there yet.
+
+        Args:
+            places: One for each table; None leaves it unwritten.
+
+        Raises:
+            CheckpointError: The folder cannot be written to.
+        """
+        with self._using:
+            self.flush()
+            self._stored = [
+                {} if place is None else self._part_here(table).write(place) for table, place in enumerate(places)
+            ]
+        try:
+            yield
+        finally:
+            self._stored = []
+
+    def state(self, table: int, name: str) -> np.ndarray:
+        """Returns a copy of all rows, or of a slot, or a reference to where they lie.
+
+        See `elephant.tables.stored.StoredTable`.
+        """
+        stored = self._stored[table] if self._stored else {}
+        return stored[name].to_array() if stored else self.whole(table, name)
+
     def _taken(self, table: int) -> Contribution | None:
         """Returns the sums of the gradients that wait, by id, and takes them away; None where none have come."""
         pending, self._contributions[table] = self._contributions[table], []
@@ -91,30 +124,55 @@ class Tables(ABC):
     def _whole(self, table: int, name: str) -> np.ndarray:
         """Returns a copy of all rows, or of a slot of the rule."""
 
+    @abstractmethod
+    def _part_here(self, table: int) -> TablePart:
+        """Returns the part of a table that this process has, after all updates so far."""
+
 
 class LocalTables(Tables):
-    """Tables of which this process has all rows.
+    """Tables of which this process has all rows: in memory, or until they are changed where ranks have written them.
 
     Args:
         specs: Their forms.
-        arrays: Rows and slots of each by name; those not given are the first.
+        arrays: Rows and slots of each by name, or references to them; those not given are the first.
     """
 
     def __init__(self, specs: Sequence[TableSpec], arrays: Sequence[Mapping[str, np.ndarray]] = ()) -> None:
         super().__init__(specs)
-        given = [*arrays, *({} for _ in specs[len(arrays) :])]
-        self._parts = [TablePart(spec, arrays=one) for spec, one in zip(specs, given, strict=True)]
+        self._given = [*arrays, *({} for _ in specs[len(arrays) :])]
+        self._parts: dict[int, TablePart] = {}
+        self._opened: dict[int, OpenedTable] = {}
+
+    def state(self, table: int, name: str) -> np.ndarray:
+        given = self._given[table].get(name)
+        if table in self._parts or self._contributions[table] or StoredTable.from_array(given) is None:
+            return super().state(table, name)
+        return np.array(given)
 
     def _rows_of(self, table: int, ids: np.ndarray, contribution: Contribution | None) -> np.ndarray:
         if contribution is not None:
             self._update(table, *contribution)
-        return self._parts[table].take(ids)
+        if table not in self._parts and (stored := StoredTable.from_array(self._given[table].get(ROWS))) is not None:
+            if table not in self._opened:
+                self._opened[table] = stored.opened()
+            return self._opened[table].take(ids)
+        return self._part_here(table).take(ids)
 
     def _update(self, table: int, ids: np.ndarray, gradients: np.ndarray) -> None:
-        self._parts[table].update(ids, gradients)
+        self._part_here(table).update(ids, gradients)
 
     def _whole(self, table: int, name: str) -> np.ndarray:
-        return self._parts[table].arrays[name].copy()
+        stored = StoredTable.from_array(self._given[table].get(name))
+        if table not in self._parts and stored is not None:
+            return stored.opened().part()
+        return self._part_here(table).arrays[name].copy()
+
+    def _part_here(self, table: int) -> TablePart:
+        if table not in self._parts:
+            self._parts[table] = TablePart(self.specs[table], arrays=self._given[table])
+            self._given[table] = {}
+            self._opened.pop(table, None)
+        return self._parts[table]
 
 
 class RankTables(Tables):
@@ -125,8 +183,8 @@ class RankTables(Tables):
 
     Args:
         specs: Their forms, the same on all ranks.
-        arrays: Rows and slots of each whole table by name, of which this rank's part is taken; those not given are the
-            first.
+        arrays: Rows and slots of each whole table by name, or references to them, of which this rank's part is taken;
+            those not given are the first.
         rank: This rank.
         world_size: Number of ranks.
         listener: Where the others reach this one; owned from here on.
@@ -272,6 +330,9 @@ class RankTables(Tables):
                     (found,) = self._received(rank)
                 part[first : first + count] = found
         return whole
+
+    def _part_here(self, table: int) -> TablePart:
+        return self._server.part(table, self._rounds[table])
 
     def _next_round(self, table: int, contribution: Contribution | None) -> int:
         self._rounds[table] += contribution is not None
