@@ -41,9 +41,9 @@ class TableFiles:
         self._recent: list[OfTables] = []
         self._known: set[OfTables] = set()
 
-    def watched(self, states: CheckpointSink) -> TableStates:
+    def watched(self, sink: CheckpointSink) -> TableStates:
         """Returns a receiver of states that hears of each."""
-        return TableStates(states, self)
+        return TableStates(sink, self)
 
     def begin(self) -> None:
         """Takes the states that the fit may go on from; before there is another one."""
@@ -82,21 +82,21 @@ class TableStates:
     """Receiver of a fit's states, which tells of the files that each needs.
 
     Args:
-        states: Takes the states.
+        sink: Takes the states.
         table_files: Told of them.
     """
 
-    def __init__(self, states: CheckpointSink, table_files: TableFiles) -> None:
-        self._states, self._table_files = states, table_files
+    def __init__(self, sink: CheckpointSink, table_files: TableFiles) -> None:
+        self._sink, self._table_files = sink, table_files
 
     @property
     def is_wanted(self) -> bool:
         """True if somebody has asked for a state since this was read last."""
-        return self._states.is_wanted
+        return self._sink.is_wanted
 
     def keep(self, state: FitState) -> bool:
         """Takes a state; returns at once, with whether it is a checkpoint that users hear of."""
-        is_shown = self._states.keep(state)
+        is_shown = self._sink.keep(state)
         of_tables = tables_of(state.facts)
         if of_tables is not None:
             self._table_files.add(of_tables)
@@ -104,4 +104,4 @@ class TableStates:
 
     def check(self) -> None:
         """Raises CheckpointError when a state that was taken could not be kept."""
-        self._states.check()
+        self._sink.check()

@@ -143,11 +143,17 @@ class LocalTables(Tables):
         self._parts: dict[int, TablePart] = {}
         self._opened: dict[int, OpenedTable] = {}
 
+    def own_arrays(self, table: int) -> dict[str, np.ndarray]:
+        """Returns copies of rows and slots by name, or references to them; nothing of what is as it is drawn."""
+        with self._using:
+            if table in self._parts or self._contributions[table]:
+                return {name: self.whole(table, name) for name in (ROWS, *self.specs[table].slots)}
+            return {name: np.array(given) for name, given in self._given[table].items()}
+
     def state(self, table: int, name: str) -> np.ndarray:
-        given = self._given[table].get(name)
-        if table in self._parts or self._contributions[table] or StoredTable.from_array(given) is None:
-            return super().state(table, name)
-        return np.array(given)
+        is_changed = self._stored or table in self._parts or self._contributions[table]
+        given = None if is_changed else self._given[table].get(name)
+        return super().state(table, name) if given is None else np.array(given)
 
     def _rows_of(self, table: int, ids: np.ndarray, contribution: Contribution | None) -> np.ndarray:
         if contribution is not None:

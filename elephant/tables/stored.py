@@ -164,7 +164,7 @@ def shape_of(value: Any) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class TablePlace:
-    """Where the table of one layer in one state of a fit is written.
+    """Place of one layer's table in one state of a fit.
 
     Args:
         url: The folder.

@@ -219,7 +219,7 @@ class Recovery:
         return contextlib.nullcontext(self._in_memory) if writer is None else self._in_memory.writing(writer)
 
     def checkpoint_facts(self) -> list[Mapping[str, Any]]:
-        """Returns what the checkpoints in the fit's folder say of themselves; raises CheckpointError."""
+        """Returns the facts of the checkpoints that there are; raises CheckpointError where they cannot be read."""
         if self._checkpoints is None:
             return []
         return [manifest.facts for manifest in self._checkpoints.manifests(lambda note: None)]

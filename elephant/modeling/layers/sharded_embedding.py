@@ -202,6 +202,8 @@ class ShardedEmbedding(keras.layers.Layer):
         """Returns rows and slots of the table by name, or references to them; nothing of one that is as it is drawn."""
         if self._contents.tables is None:
             return self._contents.arrays
+        if isinstance(self._contents.tables, LocalTables):
+            return self._contents.tables.own_arrays(self.place)
         return {one.name: one.state() for one in self.table_variables}
 
     def assign_tables(self, arrays: Mapping[str, np.ndarray]) -> None:
