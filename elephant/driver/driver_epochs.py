@@ -48,6 +48,9 @@ class EpochSummaries:
         model: A compiled model whose metrics may be used, such as the driver's copy.
         num_workers: Workers that report every epoch; those without rows report empty ones.
         first_epoch: The epoch that the fit begins with, from zero.
+
+    Attributes:
+        lost: Epochs of which no worker has said numbers: each was lost between its last step and its report.
     """
 
     def __init__(self, model: keras.Model, schema: DataSchema, num_workers: int, first_epoch: int = 0) -> None:
@@ -56,6 +59,9 @@ class EpochSummaries:
         self._num_workers = num_workers
         self._parts: dict[int, dict[int, EpochPart]] = {}
         self._complete = set(range(first_epoch))
+        self.lost: set[int] = set()
+        # Of the numbers that an epoch has.
+        self._names: list[str] = []
 
     @property
     def pending(self) -> list[EpochPart]:
@@ -87,10 +93,22 @@ class EpochSummaries:
             value = results[name] if name in results else _average(trained, name)
             if value is not None:
                 logs[name] = value
+        if trained:
+            self._names = list(logs)
+        elif any(map(_has_lost, parts)):
+            self.lost.add(parts[0].epoch)
+            logs = dict.fromkeys(self._names or self._names_of(parts), math.nan)
         if self._results([part for part in parts if part.val_rows], 1, row_shapes):
             validated = as_numbers(self._model.get_metrics_result())
             logs |= {f"val_{name}": validated[name] for name in sorted(validated)}
         return logs
+
+    def _names_of(self, parts: Sequence[EpochPart]) -> list[str]:
+        """Returns the names of what the driver's copy of the model measures."""
+        row_shapes = next(part.row_shapes for part in parts if _has_lost(part))
+        try_batch(self._model, self._schema, row_shapes)
+        compiled = compiled_metrics(self._model)
+        return ["loss"] if compiled is None or not compiled.built else sorted(self._model.get_metrics_result())
 
     def _results(self, parts: Sequence[EpochPart], which: int, row_shapes: RowShapes | None) -> dict[str, Any]:
         """Returns the metrics' results from the workers' sums: nothing where they have other metrics."""
@@ -120,6 +138,14 @@ def try_batch(model: keras.Model, schema: DataSchema, row_shapes: RowShapes) -> 
         model.test_on_batch(*blank_batch(schema, row_shapes))
     except Exception as error:
         logger.info("the driver's copy of the model cannot take a batch: %s", error)
+
+
+def _has_lost(part: EpochPart) -> bool:
+    """Returns whether the numbers of a worker with rows are lost with an attempt that had trained the epoch to its end.
+
+    The next one has no more steps to take in it, and says so.
+    """
+    return bool(part.row_shapes) and not part.steps and not part.stopped
 
 
 def _average(parts: Sequence[EpochPart], name: str) -> float | None:
@@ -215,7 +241,7 @@ class DriverEpochs:
         if self._checkpoint_writer is not None and is_due:
             self._keep(self._checkpoint_writer, self._servers.keep())
         self._open(part.epoch + 1)
-        return [EpochEnded(rank=0, epoch=part.epoch, logs=logs)]
+        return [EpochEnded(rank=0, epoch=part.epoch, logs=logs, is_lost=part.epoch in self._summaries.lost)]
 
     def _open(self, epoch: int) -> None:
         """Lets workers that train in rounds begin an epoch: what callbacks have set before holds for all of it."""

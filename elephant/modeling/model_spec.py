@@ -342,7 +342,7 @@ def _taken_source(
     for variable, value in zip(state_variables(rebuilt), given, strict=False):
         variable.assign(value)
     for table, own in zip(table_variables(rebuilt), table_variables(model), strict=True):
-        table.assign(own.numpy())
+        table.assign(own.state())
     return replace(spec, variables=tuple(read_variables(rebuilt)))
 
 

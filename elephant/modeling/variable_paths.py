@@ -31,6 +31,7 @@ from elephant.errors import ConfigurationError
 from elephant.modeling.layers.sharded_embedding import ShardedEmbedding
 from elephant.modeling.variables import frozen_weights, optimizers_of, read_values, state_variables
 from elephant.net.buffers import equal_bits
+from elephant.tables.stored import shape_of
 
 MODEL, OPTIMIZER, SCALE = "model/", "optimizer/", "scale/"
 _OF_MODEL = re.compile(r"(model|optimizer(_\d+)?|scale)/")
@@ -234,7 +235,7 @@ def assign_state(
     values = {path: arrays[path] for path in expected if path in arrays}
     missing = [path for path in expected if path not in values]
     more = [path for path in of_state if path not in variables]
-    shapes = {path: (tuple(value.shape), tuple(variables[path].shape)) for path, value in values.items()}
+    shapes = {path: (shape_of(value), tuple(variables[path].shape)) for path, value in values.items()}
     others = [f"{path} of shape {kept}, not {own}" for path, (kept, own) in shapes.items() if kept != own]
     differences = {"without": missing, "with more": more, "with others": others}
     received = [f"{word}: {_listed(paths)}" for word, paths in differences.items() if paths]

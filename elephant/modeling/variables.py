@@ -31,6 +31,7 @@ from elephant.data.schema import RowSpec, TensorSpec, pack
 from elephant.errors import ConfigurationError, UnsupportedError
 from elephant.modeling.layers.sharded_embedding import TableVariable, table_variables
 from elephant.parameter_server.layout import Layout
+from elephant.tables.stored import shape_of
 
 FLOAT16, BFLOAT16 = "mixed_float16", "mixed_bfloat16"
 _ADDED = "_elephant_loss_scale"
@@ -161,9 +162,9 @@ def shared_variables(model: keras.Model) -> list[keras.Variable]:
 
 
 def read_values(variables: Iterable[keras.Variable]) -> list[np.ndarray]:
-    """Returns copies of the values of variables."""
+    """Returns copies of the values of variables; of tables that ranks have written to a folder references to them."""
     return [
-        one.numpy() if isinstance(one, TableVariable) else np.array(keras.ops.convert_to_numpy(one))
+        one.state() if isinstance(one, TableVariable) else np.array(keras.ops.convert_to_numpy(one))
         for one in variables
     ]
 
@@ -184,7 +185,7 @@ def write_variables(model: keras.Model, values: Sequence[np.ndarray], *, remedy:
         ConfigurationError: The model has other variables than the one that was read.
     """
     variables = model.weights if len(values) == len(model.weights) else state_variables(model)
-    received = [tuple(value.shape) for value in values]
+    received = [shape_of(value) for value in values]
     expected = [tuple(variable.shape) for variable in variables]
     if received != expected:
         raise ConfigurationError(

@@ -217,7 +217,7 @@ def _on_noise(scaling_runs: Sequence[ScalingRun]) -> Iterable[str]:
 
 @_rule
 def _on_loss(history: Mapping[str, Sequence[float]]) -> Iterable[str]:
-    if not all(math.isfinite(loss) for loss in _numbers_of(history, "loss")):
+    if not all(map(math.isfinite, _numbers_of(history, "loss")[-1:])):
         yield "The loss is not finite: lower the learning rate, or clip gradients (clipnorm of the optimizer)."
 
 

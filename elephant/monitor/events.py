@@ -132,11 +132,15 @@ class StepEnded(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class EpochEnded(Event):
-    """All ranks have ended an epoch, counted from zero; logs are theirs together, seconds are told in records alone."""
+    """All ranks have ended an epoch, counted from zero; logs are theirs together, seconds are told in records alone.
+
+    Where workers were lost when they had trained the whole epoch and before they could say its numbers, these are NaN.
+    """
 
     epoch: int
     logs: Mapping[str, float | list[Any]]
     seconds: float | None = None
+    is_lost: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -262,7 +262,7 @@ class Progress:
 
     def _watch_loss(self, ended: EpochEnded) -> None:
         loss = ended.logs.get("loss", 0.0)
-        if self._warns_of_loss and isinstance(loss, float) and not math.isfinite(loss):
+        if self._warns_of_loss and not ended.is_lost and isinstance(loss, float) and not math.isfinite(loss):
             self._warns_of_loss = False
             warnings.warn(
                 f"The loss is {loss} since epoch {ended.epoch + 1}: the model learns nothing from there on. Lower the "

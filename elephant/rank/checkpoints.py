@@ -13,6 +13,7 @@ rank 0's.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -59,6 +60,7 @@ from elephant.modeling.variables import (
 )
 from elephant.net.buffers import portable
 from elephant.rank.callbacks.checkpoint_moments import CheckpointMoments
+from elephant.rank.callbacks.divided_tables import FitTables
 from elephant.rank.callbacks.end_notice import EndNotice
 from elephant.rank.callbacks.rank_callbacks import IdleSteps, any_rank
 from elephant.rank.callbacks.shared_state import assign, read
@@ -216,6 +218,7 @@ class CheckpointCallback(keras.callbacks.Callback):
     Args:
         reporter: Told of every state by rank 0.
         within: What is kept within an epoch; None keeps states of ends of epochs alone.
+        tables: The model's; None where it has none.
     """
 
     def __init__(
@@ -227,8 +230,10 @@ class CheckpointCallback(keras.callbacks.Callback):
         own: Sequence[keras.callbacks.Callback],
         rows: RowSpec,
         within: StateWithin | None = None,
+        tables: FitTables | None = None,
     ) -> None:
         super().__init__()
+        self._tables = tables
         self._job = job
         self._within = within
         self._communicator = communicator
@@ -322,14 +327,18 @@ class CheckpointCallback(keras.callbacks.Callback):
     def _keep(self, epochs: int, step: int, *, stopped: bool) -> None:
         """Has the state after so many steps of an epoch kept; all ranks call it."""
         began = time.monotonic()
-        own = own_arrays(self.model, self._job, self._communicator, self._within, is_within=step > 0)
-        if self._communicator.rank == 0:
-            self._reporter.state_wanted = False
-            self._reporter.keep(self._state(epochs, step, own, stopped))
+        writing: contextlib.AbstractContextManager[dict[str, Any]]
+        writing = contextlib.nullcontext({}) if self._tables is None else self._tables.written(f"{epochs}-{step}")
+        with writing as of_tables:
+            # Here all ranks meet: each has written its parts of tables.
+            own = own_arrays(self.model, self._job, self._communicator, self._within, is_within=step > 0)
+            if self._communicator.rank == 0:
+                self._reporter.state_wanted = False
+                self._reporter.keep(self._state(epochs, step, own, stopped, of_tables))
         if self._within is not None:
             self._within.moments.end_turn(began)
 
-    def _state(self, epochs: int, step: int, own: Arrays, stopped: bool) -> FitState:
+    def _state(self, epochs: int, step: int, own: Arrays, stopped: bool, of_tables: Mapping[str, Any]) -> FitState:
         states, of_callbacks = states_of(self._job.callbacks)
         of_model, frozen = self._state_reader.read(self.model)
         arrays = {**of_model, **own, **of_callbacks}
@@ -344,6 +353,7 @@ class CheckpointCallback(keras.callbacks.Callback):
             "callbacks": states,
             "optimizers": [_updated(self.model, optimizer) for optimizer in optimizers_of(self.model)[1:]],
             **({"frozen": frozen} if frozen else {}),
+            **of_tables,
         }
         return FitState(epochs=epochs, step=step, history=self._history, arrays=arrays, facts=facts)
 

@@ -41,7 +41,7 @@ from elephant.modeling.variables import (
 )
 from elephant.rank.callbacks.callback_rules import callbacks_of_rank, may_stop_in_batches
 from elephant.rank.callbacks.checkpoint_moments import CheckpointMoments
-from elephant.rank.callbacks.divided_tables import TableEndpoint, TableUpdates, divided_tables
+from elephant.rank.callbacks.divided_tables import FitTables, TableEndpoint, TableUpdates, divided_tables
 from elephant.rank.callbacks.end_notice import EndNotice
 from elephant.rank.callbacks.rank_callbacks import (
     CallbackOrder,
@@ -80,7 +80,6 @@ from elephant.rank.trials.coupling import KINDS, RankLosses
 from elephant.rank.trials.loss_trial import LossTrial, may_couple_rows, try_out
 from elephant.rank.trials.loss_watch import LossWatch
 from elephant.rank.trials.row_dependence import MOST_ROWS
-from elephant.tables.rank_tables import RankTables
 from elephant.training.warmup import broadcast_rate
 
 
@@ -219,9 +218,9 @@ def train_rank(
             # Where no state is kept, a process that is to end has nothing to wait for.
             notice.heeded() if job.config.keeps_states else contextlib.nullcontext(),
         ):
-            if tables is not None:
+            if tables.divided is not None:
                 # Nothing that a trial of a step makes is a contribution to the tables.
-                tables.share = lambda: weight() if weight.in_step else None
+                tables.divided.share = lambda: weight() if weight.in_step else None
             callbacks = callbacks_of_fit(
                 job,
                 feed,
@@ -257,9 +256,13 @@ def train_rank(
                 moves.move()
                 batches = feed.training_batches(weight.epoch + 1)
                 has_ended = fit(batches, epoch=weight.epoch + 1)
-        if world.rank == 0:
-            # While the others still serve their parts of tables.
-            reporter.result([*read_variables(model), *map(read, job.outside)], feed.rows)
+        with tables.written("result") as is_written:
+            if is_written:
+                # All parts are there.
+                replicas.barrier()
+            if world.rank == 0:
+                # While the others still serve their parts of tables.
+                reporter.result([*read_variables(model), *map(read, job.outside)], feed.rows)
 
 
 def common_policy(policy: str | None, communicator: Communicator) -> str | None:
@@ -395,7 +398,7 @@ def callbacks_of_fit(
     epoch_end: Callable[[list[keras.callbacks.Callback]], keras.callbacks.Callback] | None = None,
     whole: keras.callbacks.Callback | None = None,
     exchange: ExchangeCounts | None = None,
-    tables: RankTables | None = None,
+    tables: FitTables | None = None,
 ) -> list[keras.callbacks.Callback]:
     """Returns the callbacks of a rank, elephant's and the user's, in their order.
 
@@ -409,21 +412,22 @@ def callbacks_of_fit(
             rows that stand in for others; None is for ranks with a whole model each.
         whole: Has a divided model in one piece for all callbacks behind it; None where a model is not divided.
         exchange: Counts what goes to other ranks; None where all of it goes through the world.
-        tables: Of which ranks have parts; None where there are none.
+        tables: The model's; None where it has none.
     """
     rank, config, order = world.rank, job.config, CallbackOrder
     local = not config.averages_gradients and replicas.world_size > 1
     own = callbacks_of_rank(job.callbacks, rank)
     broadcast_rate(own, config.batches_of(plan.world_size))
+    divided = None if tables is None else tables.divided
     if exchange is None:
-        exchange = world if tables is None else SummedCounts([world, tables])
+        exchange = world if divided is None else SummedCounts([world, divided])
     times = StepTimes(reporter, rank, plan.world_size, feed, exchange) if job.traced else None
     evaluated = own if times is None else [*own, times]
     # Ranks that train alone do not meet after each step.
     asks, told = not local and may_stop_in_batches(job.callbacks), reporter if job.driver_reads is None else None
     progress = StepProgress(reporter, rank, feed, exchange)
     callbacks: dict[CallbackOrder, list[keras.callbacks.Callback]] = {
-        order.STEPS: [StepCounter(weight), *([] if tables is None else [TableUpdates(tables)])],
+        order.STEPS: [StepCounter(weight), *([] if divided is None else [TableUpdates(divided)])],
         order.EPOCH: [
             GlobalEpoch(replicas, weight, feed.validation_batches, evaluated)
             if epoch_end is None
@@ -456,7 +460,7 @@ def callbacks_of_fit(
         within = None
         if notice is not None:
             within = _state_within(job, feed, replicas, weight, callbacks, averager, notice)
-        keeping = CheckpointCallback(job, world, reporter, own=own, rows=feed.rows, within=within)
+        keeping = CheckpointCallback(job, world, reporter, own=own, rows=feed.rows, within=within, tables=tables)
         callbacks[order.CHECKPOINT] = [keeping]
     if moves_rows and isinstance(weight.plan, ElasticPlan):
         moves = RowMoves(replicas, weight, weight.plan, feed, progress, reporter, epochs=config.epochs)

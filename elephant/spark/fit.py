@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from elephant.checkpoint.manager import CheckpointManager, CheckpointSink, CheckpointWriter
 from elephant.checkpoint.memory import StatesInMemory
 from elephant.checkpoint.state import joined, place_in_words, require_same_fit
+from elephant.checkpoint.table_states import TableFiles
 from elephant.cluster.addresses import driver_addresses
 from elephant.cluster.checks.preflight import Requirements, preflight_checked
 from elephant.cluster.executors import allocates_dynamically, is_decommissioned
@@ -154,32 +155,38 @@ def train(rows: RowSource, job: TrainingJob, progress: Progress) -> FitResult:
     if on_executors:
         # What rank 0 keeps there comes with the end of its job, or is lost with it.
         job = replace(job, config=job.config.changed(max_restarts=0))
-    while True:
-        checkpoint = recovery.latest()
-        if checkpoint is not None and checkpoint.finished:
-            return recovery.result_of(checkpoint)
-        sized = job if elastic is None else elastic.sized(job)
-        try:
-            with recovery.writer() as checkpoint_writer, _watched(elastic, checkpoint_writer, job.config) as states:
-                result = mode(rows, replace(sized, state=recovery.state), progress, states)
-                if checkpoint_writer is not None:
-                    _finish(checkpoint_writer, result)
-        except SlotsFreedError:
-            continue
-        except ClusterError:
-            # The pre-flight counts slots too, and some may have gone since they were counted for this attempt.
-            if elastic is not None and elastic.has_lost_slots():
-                elastic.sizes.pop()
+    table_files = TableFiles(job.folder_of, recovery.checkpoint_facts)
+    with contextlib.closing(table_files):
+        if job.model.info.sharded:
+            table_files.begin()
+        while True:
+            checkpoint = recovery.latest()
+            if checkpoint is not None and checkpoint.finished:
+                return recovery.result_of(checkpoint)
+            sized = job if elastic is None else elastic.sized(job)
+            try:
+                with recovery.writer() as checkpoint_writer, _watched(elastic, checkpoint_writer, job.config) as states:
+                    if states is not None and job.model.info.sharded:
+                        states = table_files.watched(states)
+                    result = mode(rows, replace(sized, state=recovery.state), progress, states)
+                    if checkpoint_writer is not None:
+                        _finish(checkpoint_writer, result)
+            except SlotsFreedError:
                 continue
-            raise
-        except TrainingError as error:
-            if recovery.goes_on_after(error):
-                continue
-            raise
-        history = result.history if recovery.state is None else joined(recovery.state.history, result.history)
-        sizes = {} if elastic is None else {"workers": elastic.sizes, **_moves(progress.record.moves)}
-        statistics = {**recovery.counted(result.statistics), **sizes, **progress.straggler_watch.statistics}
-        return replace(result, history=history, statistics=statistics)
+            except ClusterError:
+                # The pre-flight counts slots too, and some may have gone since they were counted for this attempt.
+                if elastic is not None and elastic.has_lost_slots():
+                    elastic.sizes.pop()
+                    continue
+                raise
+            except TrainingError as error:
+                if recovery.goes_on_after(error):
+                    continue
+                raise
+            history = result.history if recovery.state is None else joined(recovery.state.history, result.history)
+            sizes = {} if elastic is None else {"workers": elastic.sizes, **_moves(progress.record.moves)}
+            statistics = {**recovery.counted(result.statistics), **sizes, **progress.straggler_watch.statistics}
+            return replace(result, history=history, statistics=statistics)
 
 
 def _moves(moves: Sequence[ShardsMoved]) -> dict[str, Any]:

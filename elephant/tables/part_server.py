@@ -23,6 +23,7 @@ from elephant.net.frames import Message, require
 from elephant.net.server import Server
 from elephant.net.stream import Listener, Stream
 from elephant.tables.stack import StackPart
+from elephant.tables.table import TablePart
 
 HELLO, STEP, PUSH, READ, BYE = "Hello", "Step", "Push", "Read", "Bye"
 ROWS_FOUND, VALUES, FAILED = "Rows", "Values", "Failed"
@@ -139,6 +140,12 @@ class PartServer:
         with self._changed:
             self._await_round(number)
             return self._table_parts[table].arrays[name][first : first + count].copy()
+
+    def part(self, table: int, number: int) -> TablePart:
+        """Returns a part as it is after so many rounds, until this rank contributes to the next one."""
+        with self._changed:
+            self._await_round(number)
+            return self._table_parts[table]
 
     def await_others(self) -> None:
         """Returns when all other ranks have said that they need this one no more."""

@@ -22,7 +22,8 @@ from elephant.net.frames import Message
 from elephant.net.stream import Listener, Stream, connect
 from elephant.tables.part_server import BYE, FAILED, HELLO, PUSH, READ, STEP, PartServer, StepGradients, tables_context
 from elephant.tables.stack import Groups, Stack, StackPart, stacks_of
-from elephant.tables.table import ROWS, Slot, TableSpec
+from elephant.tables.stored import OpenedTable, StoredTable, TablePlace
+from elephant.tables.table import ROWS, Slot, TablePart, TableSpec
 
 Result = TypeVar("Result")
 # Of one message.
@@ -34,17 +35,19 @@ class Tables(ABC):
 
     Args:
         specs: Their forms.
-        parts: Of how many each consists.
+        stacks: Those of all tables.
     """
 
-    def __init__(self, specs: Sequence[TableSpec], parts: int = 1) -> None:
+    def __init__(self, specs: Sequence[TableSpec], stacks: Sequence[Stack]) -> None:
         self.specs = list(specs)
-        self._stacks = stacks_of(specs, parts)
+        self._stacks = list(stacks)
         self._pushed: set[int] = set()
         self._gradients: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in self._stacks]
         # Of the last lookup in each stack: its gradients have the same numbers, in most models.
         self._last_groups: list[tuple[np.ndarray, Groups]] = [_grouped([]) for _ in self._stacks]
         self._using = threading.RLock()
+        # Where all tables are written, while somebody reads that.
+        self._stored: list[dict[str, StoredTable]] = []
 
     def look_up(self, wanted: Sequence[tuple[int, np.ndarray]]) -> list[np.ndarray]:
         """Returns the rows of ids of tables, float32 of shape (ids, width) for each.
@@ -93,6 +96,36 @@ class Tables(ABC):
             self.flush()
             return self._whole(table, name)
 
+    @contextlib.contextmanager
+    def stored_at(self, places: Sequence[TablePlace | None]) -> Iterator[None]:
+        """Writes the parts that are here, with all gradients that have come; all ranks do.
+
+        In the ``with`` block `state` refers to what was written, of which the others' parts may not be there yet.
+
+        Args:
+            places: One for each table; None leaves it unwritten.
+
+        Raises:
+            CheckpointError: The folder cannot be written to.
+        """
+        with self._using:
+            self.flush()
+            self._stored = [
+                {} if place is None else self._part_here(table).write(place) for table, place in enumerate(places)
+            ]
+        try:
+            yield
+        finally:
+            self._stored = []
+
+    def state(self, table: int, name: str) -> np.ndarray:
+        """Returns a copy of all rows, or of a slot, or a reference to where they lie.
+
+        See `elephant.tables.stored.StoredTable`.
+        """
+        stored = self._stored[table] if self._stored else {}
+        return stored[name].to_array() if stored else self.whole(table, name)
+
     def _taken(self) -> StepGradients | None:
         """Returns the sums of the gradients that wait, and takes them away; None where none have come."""
         if not self._pushed:
@@ -128,33 +161,72 @@ class Tables(ABC):
     def _whole(self, table: int, name: str) -> np.ndarray:
         """Returns a copy of all rows, or of a slot of the rule."""
 
+    @abstractmethod
+    def _part_here(self, table: int) -> TablePart:
+        """Returns the part of a table that this process has, after all updates so far."""
+
 
 class LocalTables(Tables):
-    """Tables of which this process has all rows.
+    """Tables of which this process has all rows: in memory, or until they are changed where ranks have written them.
 
     Args:
         specs: Their forms.
-        arrays: Rows and slots of each by name; those not given are the first.
+        arrays: Rows and slots of each by name, or references to them; those not given are the first.
     """
 
     def __init__(self, specs: Sequence[TableSpec], arrays: Sequence[Mapping[str, np.ndarray]] = ()) -> None:
-        super().__init__(specs)
-        given = [*arrays, *({} for _ in specs[len(arrays) :])]
-        self._parts = [StackPart(stack, 0, [given[table] for table in stack.tables]) for stack in self._stacks]
+        # Each is made when it is used first, or read from a file, and so lies in arrays of its own.
+        super().__init__(specs, [Stack((table,), (spec,), 1) for table, spec in enumerate(specs)])
+        self._given = [*arrays, *({} for _ in specs[len(arrays) :])]
+        self._stack_parts: dict[int, StackPart] = {}
+        self._opened: dict[int, OpenedTable] = {}
+
+    def own_arrays(self, table: int) -> dict[str, np.ndarray]:
+        """Returns copies of rows and slots by name, or references to them; nothing of what is as it is drawn."""
+        with self._using:
+            if table in self._stack_parts or table in self._pushed:
+                return {name: self.whole(table, name) for name in (ROWS, *self.specs[table].slots)}
+            return {name: np.array(given) for name, given in self._given[table].items()}
+
+    def state(self, table: int, name: str) -> np.ndarray:
+        is_changed = self._stored or table in self._stack_parts or table in self._pushed
+        given = None if is_changed else self._given[table].get(name)
+        return super().state(table, name) if given is None else np.array(given)
 
     def _rows_of(self, numbers: Sequence[np.ndarray], contribution: StepGradients | None) -> list[np.ndarray]:
         if contribution is not None:
             self._update(contribution)
-        return [stack_part.take(own) for stack_part, own in zip(self._parts, numbers, strict=True)]
+        return [self._rows_here(table, own) for table, own in enumerate(numbers)]
+
+    def _rows_here(self, table: int, ids: np.ndarray) -> np.ndarray:
+        if not len(ids):
+            return np.empty((0, self.specs[table].width), np.float32)
+        stored = StoredTable.from_array(self._given[table].get(ROWS))
+        if table not in self._stack_parts and stored is not None:
+            if table not in self._opened:
+                self._opened[table] = stored.opened()
+            return self._opened[table].take(ids)
+        return self._stack_part(table).take(ids)
 
     def _update(self, contribution: StepGradients) -> None:
-        tables, *arrays = contribution
-        for stack_part, numbers, gradients in zip(self._parts, *arrays, strict=True):
-            stack_part.update(numbers, gradients, tables)
+        for table in contribution.tables:
+            self._stack_part(table).update(contribution.numbers[table], contribution.gradients[table], [table])
 
     def _whole(self, table: int, name: str) -> np.ndarray:
-        stack_part = next(one for one in self._parts if table in one.stack.tables)
-        return stack_part.parts[stack_part.stack.tables.index(table)].arrays[name].copy()
+        stored = StoredTable.from_array(self._given[table].get(name))
+        if table not in self._stack_parts and stored is not None:
+            return stored.opened().part()
+        return self._part_here(table).arrays[name].copy()
+
+    def _part_here(self, table: int) -> TablePart:
+        return self._stack_part(table).parts[0]
+
+    def _stack_part(self, table: int) -> StackPart:
+        if table not in self._stack_parts:
+            self._stack_parts[table] = StackPart(self._stacks[table], 0, [self._given[table]])
+            self._given[table] = {}
+            self._opened.pop(table, None)
+        return self._stack_parts[table]
 
 
 class RankTables(Tables):
@@ -165,8 +237,8 @@ class RankTables(Tables):
 
     Args:
         specs: Their forms, the same on all ranks.
-        arrays: Rows and slots of each whole table by name, of which this rank's part is taken; those not given are the
-            first.
+        arrays: Rows and slots of each whole table by name, or references to them, of which this rank's part is taken;
+            those not given are the first.
         rank: This rank.
         world_size: Number of ranks.
         listener: Where the others reach this one; owned from here on.
@@ -192,7 +264,7 @@ class RankTables(Tables):
         run_id: str,
         wait_s: float,
     ) -> None:
-        super().__init__(specs, world_size)
+        super().__init__(specs, stacks_of(specs, world_size))
         stack_parts = [StackPart(stack, rank, [arrays[table] for table in stack.tables]) for stack in self._stacks]
         self._rank, self._world_size = rank, world_size
         self._token, self._run_id, self._wait_s = token, run_id, wait_s
@@ -330,6 +402,9 @@ class RankTables(Tables):
                     (found,) = self._received(rank, 1)
                 part[first : first + count] = found
         return whole
+
+    def _part_here(self, table: int) -> TablePart:
+        return self._server.part(table, self._round)
 
     def _cut(self, numbers: np.ndarray) -> list[np.ndarray]:
         """Returns the places of each rank's numbers among these."""

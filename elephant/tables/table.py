@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from elephant.errors import ConfigurationError
+from elephant.tables.stored import StoredTable, TablePlace
 
 # Rows that are drawn from one generator.
 _BLOCK_ROWS = 4096
@@ -178,7 +179,8 @@ class TablePart:
     Args:
         part: Which of the parts.
         parts: How many there are.
-        arrays: Rows and slots of the whole table by name, of which the part is taken; those not given are the first.
+        arrays: Rows and slots of the whole table by name, or references to them, of which the part is taken; those not
+            given are the first.
 
     Attributes:
         arrays: Rows and slots by name: float32 of shape (rows, ...).
@@ -191,13 +193,30 @@ class TablePart:
         self.arrays: dict[str, np.ndarray] = {}
         for name in (ROWS, *spec.slots):
             if arrays is not None and name in arrays:
-                given = arrays[name]
-                is_divided = name == ROWS or spec.slots[name].per_row != 0
-                self.arrays[name] = np.array(given[part::parts] if is_divided else given, np.float32, order="C")
+                given, stored = arrays[name], StoredTable.from_array(arrays[name])
+                own = (part, parts) if name == ROWS or spec.slots[name].per_row != 0 else (0, 1)
+                if stored is not None:
+                    self.arrays[name] = stored.opened().part(*own)
+                else:
+                    self.arrays[name] = np.array(given[own[0] :: own[1]], np.float32, order="C")
             elif name == ROWS:
                 self.arrays[name] = spec.initial_rows(part, parts)
             else:
                 self.arrays[name] = np.full(spec.shape_of(name, part, parts), spec.slots[name].first, np.float32)
+
+    def write(self, place: TablePlace) -> dict[str, StoredTable]:
+        """Writes rows and slots; returns by name where all parts' are.
+
+        Raises:
+            CheckpointError: The folder cannot be written to.
+        """
+        stored = {}
+        for name, array in self.arrays.items():
+            is_divided = name == ROWS or self.spec.slots[name].per_row != 0
+            stored[name] = place.table(name, self.spec.shape_of(name), self.parts if is_divided else 1)
+            if is_divided or self.part == 0:
+                stored[name].write(self.part, array)
+        return stored
 
 
 def initializer_of(given: Any) -> tuple[str, tuple[float, ...]]:

@@ -15,6 +15,7 @@ from elephant.data.virtual_shards import number_of_pieces, owner_of
 from elephant.errors import ConfigurationError, UnsupportedError
 from elephant.modeling.layers.feature_embeddings import ShardedEmbeddings
 from elephant.modeling.layers.sharded_embedding import ShardedEmbedding, sharded_embeddings
+from elephant.tables.stored import StoredTable
 from elephant.tables.table import ROWS
 
 RANDOM = np.random.default_rng(0)
@@ -59,10 +60,16 @@ def reference(embedding, parts, batches=None):
     return [*dense, keras.ops.convert_to_numpy(embedding.embeddings)]
 
 
+def values_of(array):
+    """Returns an array of a state, or of a result, or what it refers to."""
+    stored = StoredTable.from_array(array)
+    return array if stored is None else stored.opened().part()
+
+
 def trained(recording):
     """Returns the same of a fit, whose variables have the anchor before, and those of the optimizer between."""
     dense = [one for one in recording.variables[:3] if one.ndim]
-    return [*dense, next(one for one in recording.variables if one.shape == (30, 4))]
+    return [*dense, next(one for one in map(values_of, recording.variables) if one.shape == (30, 4))]
 
 
 @pytest.mark.parametrize(
@@ -117,24 +124,32 @@ def test_fit_when_tables_are_those_of_keras_rs_then_divides_them_and_equals_one_
     assert largest_difference(trained(recordings[0]), [*dense, layer.table_variables[0].numpy()]) < 1e-5
 
 
+@pytest.mark.parametrize("has_path", [False, True])
 @pytest.mark.parametrize("world", in_tiers([1, 2, 3], fast=[3], slow="another number of ranks"))
-def test_fit_when_it_goes_on_with_other_ranks_then_begins_with_the_whole_table(rank_pool, world):
+def test_fit_when_it_goes_on_with_other_ranks_then_begins_with_the_whole_table(rank_pool, tmp_path, world, has_path):
+    path = tmp_path if has_path else None
     options = {"batch_size": BATCH, "shuffle": False, "checkpoint_path": "unused"}
-    first = rank_pool.fit(job_for(model_of(sharded("lazy_adam")), epochs=1, **options), split(DATA, (17, 14)))[0]
+    first = rank_pool.fit(
+        job_for(model_of(sharded("lazy_adam", path=path)), epochs=1, **options), split(DATA, (17, 14))
+    )[0]
     state = first.states[-1]
-    table = state.arrays[f"model/user/{ROWS}"]
-    assert state.arrays["model/user/updates"].item() == 5 and table.shape == (30, 4)
+    table = values_of(state.arrays[f"model/user/{ROWS}"])
+    assert values_of(state.arrays["model/user/updates"]).item() == 5 and table.shape == (30, 4)
+    assert has_path == (state.arrays[f"model/user/{ROWS}"] is not table)
     np.testing.assert_array_equal(table, trained(first)[-1])
-    job = job_for(model_of(sharded("lazy_adam")), epochs=1, **options)
+    job = job_for(model_of(sharded("lazy_adam", path=path)), epochs=1, **options)
     again = rank_pool.fit(replace(job, state=state), split(DATA, (31, *(0,) * (world - 1))))[0]
     np.testing.assert_array_equal(trained(again)[-1], table)
 
 
-def test_fit_when_its_ranks_become_more_and_fewer_within_epochs_then_equals_keras_on_all_rows(rank_pool):
+@pytest.mark.parametrize("has_path", [False, True])
+def test_fit_when_its_ranks_become_more_and_fewer_within_epochs_then_equals_keras_on_all_rows(
+    rank_pool, tmp_path, has_path
+):
     pieces = number_of_pieces(3)
     columns = {**DATA, PIECE: np.random.default_rng(5).choice(pieces, 31).astype("int32")}
     options = {"num_workers": (1, 3), "batch_size": BATCH, "seed": 11, "epochs": EPOCHS, "checkpoint_path": "unused"}
-    job = job_for(model_of(sharded()), checkpoint_seconds=1e-9, **options)
+    job = job_for(model_of(sharded(path=tmp_path if has_path else None)), checkpoint_seconds=1e-9, **options)
     job = replace(job, schema=replace(job.schema, piece=Field(PIECE, ("p",), "int32", SCALAR)))
     state = None
     for ranks, until in ((2, (0, 2)), (3, (1, 1)), (1, None)):

@@ -87,6 +87,18 @@ def test_reports_when_one_is_of_fewer_steps_then_the_longer_one_stays(summaries)
     assert summaries.add(part_of(1, 0, 2.0, 10)) == {"loss": pytest.approx(5.0)}
 
 
+def test_reports_when_those_who_trained_are_lost_before_them_then_the_epoch_has_its_numbers_as_nan(summaries):
+    nothing = {"steps": 0, "logs": {}, "arrays": (np.empty(0), np.empty(0))}
+    for epoch in range(2):
+        summaries.add(part_of(0, epoch, 0.0, 0, **nothing))
+        assert summaries.add(part_of(1, epoch, 0.0, 0, **nothing)) == {"loss": pytest.approx(np.nan, nan_ok=True)}
+    assert summaries.lost == {0, 1}
+    for rank in range(2):
+        logs = summaries.add(part_of(rank, 2, np.nan, 10))
+    # A loss that is not finite is another thing.
+    assert np.isnan(logs["loss"]) and 2 not in summaries.lost
+
+
 def test_reports_when_workers_are_epochs_apart_then_each_epoch_is_complete_with_its_last(summaries):
     for epoch in range(3):
         assert summaries.add(part_of(0, epoch, 1.0 + epoch, 4)) is None

@@ -1,7 +1,6 @@
 """Rows that several fits share: how often Spark computes them, what the fits give, and what is left afterwards."""
 
 import concurrent.futures
-import contextlib
 import time
 
 import keras
@@ -39,37 +38,22 @@ def assert_equal_one_process(fitted, source, rate):
         np.testing.assert_allclose(value, wanted, atol=1e-5)
 
 
-def executor_process(name):
-    """Returns the Java process of an executor."""
-    for one in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            words = one.cmdline()
-            if "--executor-id" in words and words[words.index("--executor-id") + 1] == name:
-                return one
-    raise AssertionError(f"no executor {name}")
+def block_managers(spark):
+    """Returns the addresses of the executors' block managers that the driver knows."""
+    return set(spark.sparkContext._jsc.sc().getExecutorMemoryStatus().keySet().mkString(" ").split())
 
 
-def active_executors(spark):
-    listed = spark.sparkContext._jsc.sc().statusStore().executorList(True)
-    return [listed.apply(place) for place in range(listed.size())]
-
-
-def holder_on_disk(spark):
-    """Waits until Spark has noted which executors have rows on their disks; returns the id of one."""
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        for one in active_executors(spark):
-            if one.rddBlocks() and one.diskUsed():
-                return one.id()
-        time.sleep(0.1)
-    raise AssertionError("no executor has rows on its disk")
-
-
-def await_loss(spark, name):
-    """Waits until Spark knows that an executor is gone: before, others read on this host what it had on its disk."""
+def end_an_executor_with_rows(spark, source):
+    """Kills one, and waits until Spark knows: before, others read on this host what it had on its disk."""
+    known = block_managers(spark)
+    victim = psutil.Process(min(source.readers))
+    while "--executor-id" not in victim.cmdline():
+        victim = victim.parent()
+    victim.kill()
+    victim.wait(20)
     deadline = time.monotonic() + 60
-    while any(one.id() == name for one in active_executors(spark)):
-        assert time.monotonic() < deadline, f"Spark takes executor {name} for alive"
+    while known <= block_managers(spark):
+        assert time.monotonic() < deadline, "Spark takes the executor for alive"
         time.sleep(0.1)
 
 
@@ -172,11 +156,7 @@ def test_rows_when_they_are_wrong_then_the_fit_says_so(spark):
 def test_fit_when_an_executor_was_lost_then_its_part_alone_is_read_again(spark, source):
     with elephant.prepared(source.frame, estimator_of()) as rows:
         assert source.reads == [1, 1]
-        lost = holder_on_disk(spark)
-        victim = executor_process(lost)
-        victim.kill()
-        victim.wait(20)
-        await_loss(spark, lost)
+        end_an_executor_with_rows(spark, source)
         assert_equal_one_process(estimator_of().fit(rows), source, 0.01)
         # Both where one executor had both.
         assert sorted(source.reads) in ([1, 2], [2, 2])

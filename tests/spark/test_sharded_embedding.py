@@ -1,7 +1,9 @@
 """Fits of models with sharded tables on executors, and what is done with the trained tables."""
 
+import json
 import os
 import signal
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -11,7 +13,7 @@ from spark_frames import partitioned_frame, split_rows
 
 import elephant
 from elephant import KerasEstimator, KerasModel, ShardedEmbedding
-from elephant.errors import ConfigurationError, UnsupportedError
+from elephant.errors import CheckpointError, ConfigurationError, UnsupportedError
 
 SIZES = (17, 14)
 RANDOM = np.random.default_rng(0)
@@ -22,13 +24,23 @@ DATA = {
 BATCH, EPOCHS = 4, 2
 
 
-def model_of(embedding=None):
+def model_of(embedding=None, path=None):
     keras.utils.set_random_seed(5)
-    embedding = embedding or ShardedEmbedding(30, 4, optimizer="sgd", learning_rate=0.1, seed=3, name="user")
+    embedding = embedding or ShardedEmbedding(30, 4, optimizer="sgd", learning_rate=0.1, seed=3, name="user", path=path)
     ids = keras.Input((2,))
     model = keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(embedding(ids))))
     model.compile(keras.optimizers.SGD(0.1), "mse")
     return model
+
+
+def plain_fit(epochs):
+    plain = keras.layers.Embedding(30, 4)
+    plain.build((None, 2))
+    plain.embeddings.assign(ShardedEmbedding(30, 4, seed=3).table_spec.initial_rows())
+    model, batches = model_of(plain), list(global_batches(split(DATA, SIZES), BATCH, epochs))
+    pairs = ((batch["features"], batch["label"]) for batch in batches)
+    model.fit(pairs, epochs=epochs, steps_per_epoch=len(batches) // epochs, shuffle=False, verbose=0)
+    return model, plain
 
 
 def build_model():
@@ -43,12 +55,7 @@ def frame(spark):
 @pytest.fixture(scope="module")
 def expected():
     """Predictions and rows of one process of plain Keras, on the batches of both workers."""
-    plain = keras.layers.Embedding(30, 4)
-    plain.build((None, 2))
-    plain.embeddings.assign(ShardedEmbedding(30, 4, seed=3).table_spec.initial_rows())
-    model, batches = model_of(plain), list(global_batches(split(DATA, SIZES), BATCH, EPOCHS))
-    pairs = ((batch["features"], batch["label"]) for batch in batches)
-    model.fit(pairs, epochs=EPOCHS, steps_per_epoch=len(batches) // EPOCHS, shuffle=False, verbose=0)
+    model, plain = plain_fit(EPOCHS)
     return model.predict(DATA["features"], verbose=0), keras.ops.convert_to_numpy(plain.embeddings)
 
 
@@ -63,11 +70,15 @@ def predictions(fitted, frame):
 
 
 @pytest.mark.usefixtures("by_value")
-@pytest.mark.parametrize("model", [model_of, lambda: build_model], ids=["a model", "a function"])
+@pytest.mark.parametrize(
+    "model",
+    [lambda path: model_of(), lambda path: build_model, lambda path: model_of(path=path)],
+    ids=["a model", "a function", "a model with a path"],
+)
 def test_fit_when_workers_have_parts_of_a_table_then_all_that_is_done_with_the_model_has_the_whole(
     spark, frame, expected, model, tmp_path
 ):
-    fitted = estimator_of(model()).fit(frame)
+    fitted = estimator_of(model(str(tmp_path / "tables"))).fit(frame)
     outputs, rows = expected
     np.testing.assert_allclose(fitted.table("user").numpy(), rows, atol=1e-5)
     np.testing.assert_allclose(predictions(fitted, frame), np.sort(outputs[:, 0]), atol=1e-5)
@@ -83,9 +94,42 @@ def test_fit_when_workers_have_parts_of_a_table_then_all_that_is_done_with_the_m
         fitted.export(str(tmp_path / "exported"))
 
 
+@pytest.mark.slow("four fits; the test above has one with a path")
+def test_fits_when_tables_have_a_path_then_go_on_with_other_numbers_of_workers_and_leave_what_is_needed(
+    frame, expected, tmp_path
+):
+    tables, kept = tmp_path / "tables", str(tmp_path / "kept")
+    first = estimator_of(model_of(path=str(tables)), epochs=1).fit(frame)
+    # Rows in two files; nothing is left of a state.
+    assert sorted(name.split(".", 1)[1] for name in os.listdir(tables)) == [
+        f"result.0.embeddings.{part}-of-2.npy" for part in range(2)
+    ]
+    again = estimator_of(first, epochs=1, numWorkers=1).fit(frame)
+    assert again.table("user").numpy().shape == (30, 4)
+    for epochs in range(1, EPOCHS + 1):
+        fitted = estimator_of(model_of(path=str(tables)), epochs=epochs, checkpointPath=kept, resume=True).fit(frame)
+    np.testing.assert_allclose(fitted.table("user").numpy(), expected[1], atol=1e-5)
+    np.testing.assert_allclose(
+        first.table("user").numpy(), keras.ops.convert_to_numpy(plain_fit(1)[1].embeddings), atol=1e-5
+    )
+    needed = {
+        json.loads(json.loads(path.read_text())["body"])["facts"]["tables"]["name"]
+        for path in Path(kept).glob("*.json")
+    }
+    states = {name.rsplit(".", 4)[0] for name in os.listdir(tables) if ".result." not in name}
+    assert states == needed and len(needed) == EPOCHS
+    for path in tables.iterdir():
+        path.unlink()
+    with pytest.raises(CheckpointError, match=r"expected the files .*result\.0\.embeddings\.0-of-2\.npy and on"):
+        fitted.table("user").numpy()
+
+
 @pytest.mark.slow("a process ends; tests/rank/test_divided_tables.py has the state that a fit goes on with")
 @pytest.mark.usefixtures("by_value")
-def test_fit_when_a_worker_is_killed_then_goes_on_with_the_table_of_its_last_state(spark, frame, expected, tmp_path):
+@pytest.mark.parametrize("has_path", [False, True])
+def test_fit_when_a_worker_is_killed_then_goes_on_with_the_table_of_its_last_state(
+    spark, frame, expected, tmp_path, has_path
+):
     mark = str(tmp_path / "killed")
 
     class Killed(keras.callbacks.Callback):
@@ -101,9 +145,11 @@ def test_fit_when_a_worker_is_killed_then_goes_on_with_the_table_of_its_last_sta
                 open(mark, "w").close()
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    fitted = estimator_of(model_of(), maxRestarts=1, callbacks=[Killed()]).fit(frame)
+    model = model_of(path=str(tmp_path / "tables") if has_path else None)
+    fitted = estimator_of(model, maxRestarts=1, callbacks=[Killed()]).fit(frame)
     assert os.path.exists(mark) and fitted.training_statistics["restarts"] == 1
     np.testing.assert_allclose(fitted.table("user").numpy(), expected[1], atol=1e-5)
+    assert not has_path or all(".result." in name for name in os.listdir(tmp_path / "tables"))
 
 
 @pytest.mark.slow("a second fit; tests/rank/test_divided_tables.py has other numbers of ranks")

@@ -203,6 +203,43 @@ def files(spark, estimator, folder, expected):
     assert read_file(spark, "memory://kept/bytes") == b"here"
 
 
+def tune(spark, folder):
+    """Rows that are prepared, tables that workers divide and write, and a search: they need no JVM here."""
+    columns = {"features": np.arange(ROWS)[:, None] % 7.0, "label": data()["label"]}
+    frame = frame_of(spark, columns)
+
+    def model_of(embedding):
+        keras.utils.set_random_seed(0)
+        layers = [keras.Input((1,)), embedding, keras.layers.Flatten(), keras.layers.Dense(1)]
+        model = keras.Sequential(layers)
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+        return model
+
+    options = {"optimizer": "sgd", "learning_rate": 0.05, "seed": 1, "name": "sevens"}
+    plain = keras.layers.Embedding(7, 2)
+    plain.build((None, 1))
+    plain.embeddings.assign(elephant.ShardedEmbedding(7, 2, **options).table_spec.initial_rows())
+    expected = model_of(plain)
+    expected.fit(columns["features"], columns["label"], epochs=2, batch_size=ROWS, verbose=0)
+    estimator = KerasEstimator(model_of(plain), numWorkers=2, epochs=2, batchSize=ROWS, verbose=0)
+    with elephant.prepared(frame, estimator) as rows:
+        for path in (None, f"{folder}/tables"):
+            model = model_of(elephant.ShardedEmbedding(7, 2, path=path, **options))
+            table = estimator.setModel(model).fit(rows).table("sevens")
+            listed = {row.id: row.embedding for row in table.toDF().collect()}
+            np.testing.assert_allclose(table.numpy(), plain.embeddings.numpy(), atol=TOLERANCE)
+            np.testing.assert_allclose([listed[place] for place in range(7)], table.numpy(), atol=1e-6)
+    found = elephant.search(
+        estimator.copy({estimator.numWorkers: 1, estimator.epochs: 1}),
+        frame,
+        {"batchSize": [20, 40]},
+        metric="loss",
+        trials=2,
+        parallelism=2,
+    )
+    assert len(found.study.trials) == 2 and found.best_value == min(trial.value for trial in found.study.trials)
+
+
 def refuse(spark):
     """What needs a JVM, or cannot work, says so at once."""
     from elephant.spark.conversions import to_simple_rdd

@@ -45,6 +45,11 @@ def test_model_when_the_session_is_remote_then_transforms_evaluates_saves_and_lo
 
 
 @more
+def test_prepared_rows_tables_and_a_search_when_the_session_is_remote_then_work_as_in_a_classic_one(client, tmp_path):
+    client("tune", tmp_path)
+
+
+@more
 def test_doors_that_need_a_jvm_when_the_session_is_remote_then_say_so(client):
     client("refuse")
 

@@ -2,6 +2,7 @@
 
 import os
 import uuid
+from pathlib import Path
 
 from keras_reference import classifier_data, split
 from spark_frames import partitioned_frame, split_rows
@@ -35,6 +36,11 @@ class CountedSource:
         places = [int(name.split("-")[0]) for name in os.listdir(self._folder)]
         return [places.count(place) for place in range(len(self.parts))]
 
+    @property
+    def readers(self):
+        """The processes that started those which have computed partitions; each is a child of an executor."""
+        return {int(path.read_text()) for path in Path(self._folder).iterdir()}
+
 
 def marking(folder, failures):
     """Returns a function for ``mapInPandas`` that leaves a mark."""
@@ -43,8 +49,8 @@ def marking(folder, failures):
         from pyspark import TaskContext
 
         place = TaskContext.get().partitionId()
-        with open(os.path.join(folder, f"{place}-{uuid.uuid4()}"), "w"):
-            pass
+        with open(os.path.join(folder, f"{place}-{uuid.uuid4()}"), "w", encoding="utf-8") as mark:
+            mark.write(str(os.getppid()))
         if place == 0 and sum(name.startswith("0-") for name in os.listdir(folder)) <= failures:
             raise RuntimeError("no rows today")
         yield from frames

@@ -210,9 +210,10 @@ class RankPool:
     Args:
         backend: Of Keras in these processes; None leaves it to their environment.
         environment: More of theirs, by name.
+        size: Processes at most.
     """
 
-    def __init__(self, backend=None, environment=None):
+    def __init__(self, backend=None, environment=None, size=WORLD):
         self._environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **({"KERAS_BACKEND": backend} if backend else {})}
         self._environment |= environment or {}
         self._context = multiprocessing.get_context("forkserver")
@@ -220,7 +221,7 @@ class RankPool:
         self._server = forkserver.ForkServer()
         self._server.set_forkserver_preload(["elephant.rank.synchronous"])
         self._folder = tempfile.TemporaryDirectory(prefix="rank-pool-")
-        self._pipes, self._processes, self._is_busy = [None] * WORLD, [None] * WORLD, [False] * WORLD
+        self._pipes, self._processes, self._is_busy = [None] * size, [None] * size, [False] * size
 
     def _start(self, index):
         mine, theirs = self._context.Pipe()

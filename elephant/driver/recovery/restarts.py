@@ -42,6 +42,7 @@ _FACTS = {
     "begun": bool,
     "variables": list[str],
     "frozen": list[str],
+    "tables": dict[str, Any],
     "optimizers": list[list[Any]],
     "ledgers": list[dict[str, list[Any]]],
     "parts": list[Any],
@@ -216,6 +217,12 @@ class Recovery:
         if self._in_memory is None:
             return contextlib.nullcontext() if writer is None else writer
         return contextlib.nullcontext(self._in_memory) if writer is None else self._in_memory.writing(writer)
+
+    def checkpoint_facts(self) -> list[Mapping[str, Any]]:
+        """Returns the facts of the checkpoints that there are; raises CheckpointError where they cannot be read."""
+        if self._checkpoints is None:
+            return []
+        return [manifest.facts for manifest in self._checkpoints.manifests(lambda note: None)]
 
     def counted(self, statistics: Mapping[str, object]) -> dict[str, object]:
         """Returns the statistics of a fit with the number of restarts, where there may be any."""

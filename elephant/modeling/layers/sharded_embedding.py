@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
+import os
 import random
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,8 +19,11 @@ from elephant.backends.keras_private import flat_layers
 from elephant.collective import api
 from elephant.errors import ConfigurationError, DataError, UnsupportedError
 from elephant.tables.rank_tables import LocalTables, RankTables, Tables
+from elephant.tables.stored import StoredTable, shape_of
 from elephant.tables.table import ROWS, RULES, TableSpec, initializer_of
 
+# Paths that are the same in every process.
+_ANYWHERE = re.compile(r"/|[A-Za-z][A-Za-z0-9+.-]+:")
 _COMBINERS = (None, "sum", "mean", "sqrtn")
 # Constants of SplitMix64 (Steele, Lea & Flood 2014, figure 16).
 _GOLDEN, _MIX_1, _MIX_2 = (np.uint64(one) for one in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
@@ -55,13 +60,17 @@ class TableVariable:
         """Returns a copy of the values, float32; within a fit, those of all ranks."""
         return self._embedding.tables.whole(self._embedding.place, self.name)
 
+    def state(self) -> np.ndarray:
+        """Returns a copy of the values, or a reference to where ranks have written them; `assign` takes both."""
+        return self._embedding.tables.state(self._embedding.place, self.name)
+
     def assign(self, value: Any) -> None:
-        """Gives it values.
+        """Gives it values, or those that a reference tells of.
 
         Raises:
             UnsupportedError: The table is divided over ranks now.
         """
-        self._embedding.assign_tables({self.name: np.asarray(value, np.float32)})
+        self._embedding.assign_tables({self.name: value})
 
 
 @keras.saving.register_keras_serializable(package="elephant")
@@ -92,6 +101,9 @@ class ShardedEmbedding(keras.layers.Layer):
             ``"sqrtn"`` divides their sum by the square root of how many there are; None gives each its own.
         mask_value: An id that stands for none, such as what sequences are padded with: its row is zeros, has no
             gradient, and does not count in a mean. None has no such id.
+        path: A folder that the driver and all workers reach by this absolute path or URL. The workers of a fit write
+            their parts of the table there, for each state that the fit could go on from and at its end, and models
+            read the rows there. None sends the whole table to the driver, which must have the memory for it.
         seed: Of the first rows; None draws one, which `keras.utils.set_random_seed` determines.
 
     Input shape: ids of shape (rows, ...), integers or strings.
@@ -122,6 +134,7 @@ class ShardedEmbedding(keras.layers.Layer):
         embeddings_initializer: Any = "uniform",
         combiner: str | None = None,
         mask_value: Any = None,
+        path: str | os.PathLike[str] | None = None,
         seed: int | None = None,
         **kwargs: Any,
     ) -> None:
@@ -136,6 +149,12 @@ class ShardedEmbedding(keras.layers.Layer):
         self.embeddings_initializer = embeddings_initializer
         self.combiner = combiner
         self.mask_value = mask_value
+        self.path_of_table = None if path is None else os.fspath(path)
+        if path is not None and _ANYWHERE.match(os.fspath(path)) is None:
+            raise ConfigurationError(
+                f"path: expected an absolute path or a URL, at which the driver and all workers see the same folder. "
+                f"Received: {os.fspath(path)!r}."
+            )
         self.seed = random.randint(1, 10**9) if seed is None else seed
         self.supports_jit = current().compiles_host_calls
         self._contents = _Contents()
@@ -187,13 +206,15 @@ class ShardedEmbedding(keras.layers.Layer):
         self._contents.tables, self._contents.arrays, self._contents.place = tables, {}, place
 
     def own_arrays(self) -> dict[str, np.ndarray]:
-        """Returns rows and slots of the table by name; nothing of one that is as its seed has it."""
+        """Returns rows and slots of the table by name, or references to them; nothing of one that is as it is drawn."""
         if self._contents.tables is None:
             return self._contents.arrays
-        return {one.name: one.numpy() for one in self.table_variables}
+        if isinstance(self._contents.tables, LocalTables):
+            return self._contents.tables.own_arrays(self.place)
+        return {one.name: one.state() for one in self.table_variables}
 
     def assign_tables(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Gives the table rows, or slots, by name.
+        """Gives the table rows, or slots, by name: values, or references to where ranks have written them.
 
         Raises:
             UnsupportedError: The table is divided over ranks now.
@@ -204,12 +225,15 @@ class ShardedEmbedding(keras.layers.Layer):
                 f"{self.name}: expected no assignment to a ShardedEmbedding within a fit, whose workers have parts of "
                 "its table each. Received: one, as by a callback. Do it before the fit, or after it."
             )
+        copies = {}
         for name, array in arrays.items():
-            if tuple(array.shape) != self.table_spec.shape_of(name):
+            copies[name] = np.array(array, None if StoredTable.from_array(array) else np.float32)
+            if shape_of(copies[name]) != self.table_spec.shape_of(name):
                 raise ConfigurationError(
-                    f"{self.name}: expected {name} of shape {self.table_spec.shape_of(name)}. Received: {array.shape}."
+                    f"{self.name}: expected {name} of shape {self.table_spec.shape_of(name)}. Received: "
+                    f"{shape_of(copies[name])}."
                 )
-        given = {**self.own_arrays(), **{name: np.array(array, np.float32) for name, array in arrays.items()}}
+        given = {**self.own_arrays(), **copies}
         self._contents.tables, self._contents.arrays = None, given
 
     def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
@@ -243,6 +267,7 @@ class ShardedEmbedding(keras.layers.Layer):
             "embeddings_initializer": initializer,
             "combiner": self.combiner,
             "mask_value": self.mask_value,
+            "path": self.path_of_table,
             "seed": self.seed,
         }
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import secrets
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,9 +12,10 @@ import keras
 
 from elephant.collective.communicator import Communicator
 from elephant.errors import ConfigurationError
-from elephant.modeling.layers.sharded_embedding import sharded_embeddings
+from elephant.modeling.layers.sharded_embedding import ShardedEmbedding, sharded_embeddings
 from elephant.net.stream import Listener
 from elephant.tables.rank_tables import RankTables
+from elephant.tables.stored import TablePlace
 
 
 @dataclass(frozen=True)
@@ -44,14 +46,60 @@ class TableUpdates(keras.callbacks.Callback):
         self._tables.flush()
 
 
+class FitTables:
+    """Tables of a fit's model.
+
+    Args:
+        embeddings: The layers.
+        fit_name: Beginning of the names of files that ranks write.
+
+    Attributes:
+        divided: Those of which each rank has a part; None where there are none, or one rank has all.
+    """
+
+    def __init__(self, embeddings: Sequence[ShardedEmbedding], fit_name: str) -> None:
+        self.divided: RankTables | None = None
+        self._embeddings = embeddings
+        self._fit_name = fit_name
+
+    @contextlib.contextmanager
+    def written(self, state: str) -> Iterator[dict[str, Any]]:
+        """Writes this rank's parts of tables that have a path; all ranks call it.
+
+        In the block states refer to what was written. The others' parts are there when all ranks have met next. Gives
+        what `elephant.checkpoint.table_states` has to know of it; nothing where nothing is written.
+
+        Args:
+            state: A name that no other state of the fit has.
+
+        Raises:
+            CheckpointError: The folder cannot be written to.
+        """
+        name = f"{self._fit_name}.{state}"
+        places = [
+            None if layer.path_of_table is None else TablePlace(url=layer.path_of_table, state=f"{name}.{number}")
+            for number, layer in enumerate(self._embeddings)
+        ]
+        urls = sorted({place.url for place in places if place is not None})
+        if not urls:
+            yield {}
+            return
+        with contextlib.ExitStack() as stack:
+            if self.divided is not None:
+                stack.enter_context(self.divided.stored_at(places))
+            else:
+                for layer, place in zip(self._embeddings, places, strict=True):
+                    stack.enter_context(layer.tables.stored_at([place]))
+            yield {"tables": {"name": name, "urls": urls}}
+
+
 @contextlib.contextmanager
 def divided_tables(
     model: keras.Model, communicator: Communicator, endpoint: TableEndpoint | None
-) -> Iterator[RankTables | None]:
+) -> Iterator[FitTables]:
     """Divides the tables of a model over the ranks for the time of a ``with`` block; all ranks call it.
 
-    Gives them, or None where the model has none, or one rank has all. At the end of the block each rank waits until
-    nobody needs its parts any more, unless something was raised.
+    At the end of the block each rank waits until nobody needs its parts any more, unless something was raised.
 
     Raises:
         ConfigurationError: The model's optimizer scales the loss.
@@ -63,8 +111,10 @@ def divided_tables(
             "ShardedEmbedding do not pass through it. Received: a LossScaleOptimizer, as of mixed_float16. Use "
             "mixed_bfloat16 or float32."
         )
+    fit_name = communicator.broadcast_object(secrets.token_hex(6)) if layers else ""
+    fit_tables = FitTables(layers, fit_name)
     if not layers or communicator.world_size == 1 or endpoint is None:
-        yield None
+        yield fit_tables
         return
     # A function that builds the model may have drawn another one on each rank.
     seeds = communicator.broadcast_object([layer.seed for layer in layers])
@@ -82,7 +132,8 @@ def divided_tables(
         tables.connect(communicator.allgather_object(tables.address))
         for place, layer in enumerate(layers):
             layer.divide(tables, place)
-        yield tables
+        fit_tables.divided = tables
+        yield fit_tables
         tables.leave()
     except Exception as error:
         # A framework may raise an error of its own in the place of the one of a call.

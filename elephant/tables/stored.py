@@ -1,0 +1,184 @@
+"""Tables that ranks have written to a folder, each its part: where they lie, and their rows without loading them.
+
+What a state or a model has of such a table is a reference to it, as an array of bytes, so that it goes wherever
+arrays go. A part is a file of numpy's format 1.0 (NEP 1), in which row i of N parts is row i // N of part i mod N.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+import tempfile
+import weakref
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from elephant.errors import CheckpointError
+from elephant.storage.filesystem import scratch_folder
+from elephant.storage.folder import DAMAGES, folder_at
+
+# A reference begins with it.
+_MARK = b"elephant-table:"
+# Rows that are copied at a time.
+_BLOCK_ROWS = 1 << 18
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredTable:
+    """Rows of a table, or what its rule remembers of them, in files of a folder.
+
+    Args:
+        url: The folder, as every process that reads them sees it.
+        name: Beginning of the files' names.
+        shape: Of all rows: (rows, values of each).
+        parts: Number of files.
+    """
+
+    url: str
+    name: str
+    shape: tuple[int, int]
+    parts: int
+
+    def to_array(self) -> np.ndarray:
+        """Returns the reference, uint8 of shape (bytes,)."""
+        return np.frombuffer(_MARK + json.dumps(asdict(self)).encode(), np.uint8)
+
+    @classmethod
+    def from_array(cls, array: Any) -> StoredTable | None:
+        """Returns the table that an array refers to; None where it is no reference, but values.
+
+        >>> table = StoredTable(url="/tables", name="users", shape=(5, 2), parts=2)
+        >>> StoredTable.from_array(table.to_array()) == table, StoredTable.from_array(np.zeros((5, 2)))
+        (True, None)
+        """
+        if getattr(array, "dtype", None) != np.uint8 or np.ndim(array) != 1:
+            return None
+        content = np.asarray(array).tobytes()
+        if not content.startswith(_MARK):
+            return None
+        fields = json.loads(content[len(_MARK) :])
+        return cls(**{**fields, "shape": tuple(fields["shape"])})
+
+    def write(self, part: int, rows: np.ndarray) -> None:
+        """Writes a part.
+
+        Args:
+            rows: float32 of shape (rows of the part, values of each).
+
+        Raises:
+            CheckpointError: The folder cannot be written to.
+        """
+        header = {"descr": "<f4", "fortran_order": False, "shape": rows.shape}
+
+        def fill(file: Any) -> None:
+            np.lib.format.write_array_header_1_0(file, header)
+            for first in range(0, len(rows), _BLOCK_ROWS):
+                file.write(np.ascontiguousarray(rows[first : first + _BLOCK_ROWS], "<f4").data)
+
+        try:
+            folder_at(self.url).replace(self._file(part), fill)
+        except OSError as error:
+            raise CheckpointError(
+                f"ShardedEmbedding(path={self.url!r}): expected a folder that every worker can write its part of the "
+                f"table to. Received: {type(error).__name__}: {error}. Make room, mount it on all hosts, or "
+                "name another one."
+            ) from error
+
+    def opened(self) -> OpenedTable:
+        """Returns its rows.
+
+        Raises:
+            CheckpointError: A part cannot be read.
+        """
+        counts = [(-(-(self.shape[0] - part) // self.parts), self.shape[1]) for part in range(self.parts)]
+        try:
+            arrays = [_mapped(self.url, self._file(part)) for part in range(self.parts)]
+            if [one.shape for one in arrays] != counts or any(one.dtype != np.float32 for one in arrays):
+                raise ValueError(f"parts of shapes {[one.shape for one in arrays]}, not {counts}")
+        except (OSError, *DAMAGES) as error:
+            raise CheckpointError(
+                f"ShardedEmbedding(path={self.url!r}): expected the files {self._file(0)} and on, in which "
+                f"{self.parts} workers have written a table. Received: {type(error).__name__}: {error}. Mount or "
+                "restore the folder: the rows are nowhere else."
+            ) from error
+        return OpenedTable(self.shape, arrays)
+
+    def _file(self, part: int) -> str:
+        return f"{self.name}.{part}-of-{self.parts}.npy"
+
+
+class OpenedTable:
+    """Rows of a table that are read as they are needed.
+
+    Args:
+        shape: Of all rows.
+        arrays: Those of each part.
+    """
+
+    def __init__(self, shape: tuple[int, int], arrays: list[np.ndarray]) -> None:
+        self._shape, self._arrays = shape, arrays
+
+    def take(self, ids: np.ndarray) -> np.ndarray:
+        """Returns the rows of ids, float32 of shape (ids, values of each)."""
+        count = len(self._arrays)
+        rows, owners = np.empty((len(ids), self._shape[1]), np.float32), ids % count
+        for place, array in enumerate(self._arrays):
+            those = owners == place
+            rows[those] = array[ids[those] // count]
+        return rows
+
+    def part(self, part: int = 0, parts: int = 1) -> np.ndarray:
+        """Returns a copy of the rows of one of so many parts, whatever the number of files is."""
+        rows = np.empty((-(-(self._shape[0] - part) // parts), self._shape[1]), np.float32)
+        for first in range(0, len(rows), _BLOCK_ROWS):
+            last = min(first + _BLOCK_ROWS, len(rows))
+            rows[first:last] = self.take(np.arange(first, last) * parts + part)
+        return rows
+
+
+def _mapped(url: str, name: str) -> np.ndarray:
+    """Returns the array of a file, of which pages are read as they are needed; one from elsewhere is copied first."""
+    with folder_at(url).reading(name) as file:
+        path = getattr(file, "name", None)
+        if isinstance(path, str):
+            return np.lib.format.open_memmap(path, mode="r")
+        folder = tempfile.mkdtemp(prefix="elephant-table-", dir=scratch_folder())
+        copy = Path(folder) / name
+        with open(copy, "wb") as local:
+            shutil.copyfileobj(file, local, 1 << 20)
+    array = np.lib.format.open_memmap(copy, mode="r")
+    # The pages stay as long as the array does.
+    weakref.finalize(array, functools.partial(shutil.rmtree, folder, ignore_errors=True))
+    return array
+
+
+def shape_of(value: Any) -> tuple[int, ...]:
+    """Returns the shape of values, or of the table that they refer to."""
+    stored = StoredTable.from_array(value)
+    return tuple(value.shape) if stored is None else stored.shape
+
+
+@dataclass(frozen=True, kw_only=True)
+class TablePlace:
+    """Place of one layer's table in one state of a fit.
+
+    Args:
+        url: The folder.
+        state: Beginning of the files' names, which no other layer and state has.
+    """
+
+    url: str
+    state: str
+
+    def table(self, array: str, shape: tuple[int, int], parts: int) -> StoredTable:
+        """Returns the place of an array of the table.
+
+        Args:
+            array: Its name.
+            shape: Of all rows.
+        """
+        return StoredTable(url=self.url, name=f"{self.state}.{array}", shape=shape, parts=parts)
