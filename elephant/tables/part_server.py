@@ -32,7 +32,7 @@ _READ_FIELDS = {"table": int, "round": int, "name": str, "first": int, "count": 
 _IDLE_S = 3600.0
 
 
-class StepGradients(NamedTuple):
+class TableContribution(NamedTuple):
     """Gradients of a step, of one rank.
 
     Args:
@@ -83,7 +83,7 @@ class PartServer:
         self._wait_s = wait_s
         self._changed = threading.Condition()
         self._applied = 0
-        self._contributions: dict[int, StepGradients] = {}
+        self._contributions: dict[int, TableContribution] = {}
         self._left: set[int] = set()
         # Bytes of rows that other ranks have looked up.
         self.bytes_sent = 0
@@ -95,7 +95,7 @@ class PartServer:
         """Host and port that it listens on."""
         return self._server.address
 
-    def contribute(self, rank: int, number: int, contribution: StepGradients) -> None:
+    def contribute(self, rank: int, number: int, contribution: TableContribution) -> None:
         """Takes a rank's contribution to a round, and applies the round where it is the last one.
 
         Args:
@@ -245,7 +245,7 @@ class PartServer:
 
     def _checked(
         self, tables: Sequence[int], numbers: Sequence[np.ndarray], gradients: Sequence[np.ndarray]
-    ) -> StepGradients:
+    ) -> TableContribution:
         checked = self._checked_all(numbers)
         pairs = zip(self._stack_parts, checked, strict=True)
         named = set().union(*(stack_part.stack.tables_of(given) for stack_part, given in pairs))
@@ -257,4 +257,4 @@ class PartServer:
                 raise ProtocolError(
                     f"Expected float32 gradients of shape {expected}. Received: {one.dtype} {one.shape}."
                 )
-        return StepGradients(tuple(tables), checked, list(gradients))
+        return TableContribution(tuple(tables), checked, list(gradients))

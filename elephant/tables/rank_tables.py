@@ -20,7 +20,17 @@ from elephant.net.addresses import Address
 from elephant.net.deadline import Deadline
 from elephant.net.frames import Message
 from elephant.net.stream import Listener, Stream, connect
-from elephant.tables.part_server import BYE, FAILED, HELLO, PUSH, READ, STEP, PartServer, StepGradients, tables_context
+from elephant.tables.part_server import (
+    BYE,
+    FAILED,
+    HELLO,
+    PUSH,
+    READ,
+    STEP,
+    PartServer,
+    TableContribution,
+    tables_context,
+)
 from elephant.tables.stack import Groups, Stack, StackPart, stacks_of
 from elephant.tables.stored import OpenedTable, StoredTable, TablePlace
 from elephant.tables.table import ROWS, Slot, TablePart, TableSpec
@@ -126,11 +136,11 @@ class Tables(ABC):
         stored = self._stored[table] if self._stored else {}
         return stored[name].to_array() if stored else self.whole(table, name)
 
-    def _taken(self) -> StepGradients | None:
+    def _taken(self) -> TableContribution | None:
         """Returns the sums of the gradients that wait, and takes them away; None where none have come."""
         if not self._pushed:
             return None
-        contribution = StepGradients(tuple(sorted(self._pushed)), [], [])
+        contribution = TableContribution(tuple(sorted(self._pushed)), [], [])
         for stack, waiting, (last, of_last) in zip(self._stacks, self._gradients, self._last_groups, strict=True):
             numbers = np.concatenate([np.empty(0, np.int64), *(one for one, _ in waiting)])
             groups = of_last if np.array_equal(numbers, last) else Groups.of(numbers)
@@ -146,7 +156,7 @@ class Tables(ABC):
         return [stack.first_of(table) + ids for table, ids in wanted if table in stack.tables]
 
     @abstractmethod
-    def _rows_of(self, numbers: Sequence[np.ndarray], contribution: StepGradients | None) -> list[np.ndarray]:
+    def _rows_of(self, numbers: Sequence[np.ndarray], contribution: TableContribution | None) -> list[np.ndarray]:
         """Returns rows of each stack after an update with a contribution.
 
         Args:
@@ -154,7 +164,7 @@ class Tables(ABC):
         """
 
     @abstractmethod
-    def _update(self, contribution: StepGradients) -> None:
+    def _update(self, contribution: TableContribution) -> None:
         """Updates the rows of a contribution."""
 
     @abstractmethod
@@ -193,7 +203,7 @@ class LocalTables(Tables):
         given = None if is_changed else self._given[table].get(name)
         return super().state(table, name) if given is None else np.array(given)
 
-    def _rows_of(self, numbers: Sequence[np.ndarray], contribution: StepGradients | None) -> list[np.ndarray]:
+    def _rows_of(self, numbers: Sequence[np.ndarray], contribution: TableContribution | None) -> list[np.ndarray]:
         if contribution is not None:
             self._update(contribution)
         return [self._rows_here(table, own) for table, own in enumerate(numbers)]
@@ -208,7 +218,7 @@ class LocalTables(Tables):
             return self._opened[table].take(ids)
         return self._stack_part(table).take(ids)
 
-    def _update(self, contribution: StepGradients) -> None:
+    def _update(self, contribution: TableContribution) -> None:
         for table in contribution.tables:
             self._stack_part(table).update(contribution.numbers[table], contribution.gradients[table], [table])
 
@@ -338,7 +348,7 @@ class RankTables(Tables):
             self.error = self.error or error
             raise
 
-    def _rows_of(self, numbers: Sequence[np.ndarray], contribution: StepGradients | None) -> list[np.ndarray]:
+    def _rows_of(self, numbers: Sequence[np.ndarray], contribution: TableContribution | None) -> list[np.ndarray]:
         cuts = [self._cut(own) for own in numbers]
         wanted = [_of_rank(rank, numbers, cuts) for rank in range(self._world_size)]
         self._share_out(STEP, contribution, wanted)
@@ -354,10 +364,10 @@ class RankTables(Tables):
                 whole[cut[rank]] = array
         return rows
 
-    def _update(self, contribution: StepGradients) -> None:
+    def _update(self, contribution: TableContribution) -> None:
         self._share_out(PUSH, contribution, [[] for _ in range(self._world_size)])
 
-    def _share_out(self, kind: str, contribution: StepGradients | None, wanted: Sequence[list[np.ndarray]]) -> None:
+    def _share_out(self, kind: str, contribution: TableContribution | None, wanted: Sequence[list[np.ndarray]]) -> None:
         """Gives each rank its rows' part of a contribution, and the numbers that are wanted of it.
 
         Args:
@@ -375,12 +385,12 @@ class RankTables(Tables):
         if shares is not None:
             self._server.contribute(self._rank, self._round, shares[self._rank])
 
-    def _shares_of(self, contribution: StepGradients) -> list[StepGradients]:
+    def _shares_of(self, contribution: TableContribution) -> list[TableContribution]:
         """Returns each rank's rows of a contribution."""
         tables, *both = contribution
         cuts = [self._cut(own) for own in contribution.numbers]
         ranks = range(self._world_size)
-        return [StepGradients(tables, *(_of_rank(rank, arrays, cuts) for arrays in both)) for rank in ranks]
+        return [TableContribution(tables, *(_of_rank(rank, arrays, cuts) for arrays in both)) for rank in ranks]
 
     def _whole(self, table: int, name: str) -> np.ndarray:
         spec, number = self.specs[table], self._round

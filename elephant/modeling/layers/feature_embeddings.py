@@ -50,8 +50,9 @@ class ShardedEmbeddings(keras.layers.Layer):
     """Several features' embeddings, configured as the ``DistributedEmbedding`` of Keras RS.
 
     Each table is an `elephant.ShardedEmbedding` of the table's name, which features may share. A synchronous fit
-    divides it over the workers. Each has an optimizer of its own, as on a TPU: ``"adam"`` updates the rows that a step
-    touches. Settings of TPUs, ``placement`` and ``max_ids_per_partition`` among them, have no meaning here.
+    divides it over the workers, and a step looks the rows of all features up at once. Each table has an optimizer of
+    its own, as on a TPU: ``"adam"`` updates the rows that a step touches. Settings of TPUs, ``placement`` and
+    ``max_ids_per_partition`` among them, have no meaning here.
 
     Args:
         feature_configs: A ``keras_rs.layers.FeatureConfig``, or dicts, lists and tuples of them, or anything that has
