@@ -24,7 +24,9 @@ from tiers import in_tiers
 from elephant.data.schema import PIECE, SCALAR, Field
 from elephant.data.virtual_shards import number_of_pieces, owner_of
 from elephant.errors import UnsupportedError
+from elephant.monitor.events import CallbacksDue
 from elephant.rank.callbacks.divided_optimizer import require_divided_callbacks
+from elephant.rank.job import WEIGHTS
 
 OPTIONS = {"epochs": 2, "batch_size": 4, "shuffle": False}
 DATA = classifier_data(31)
@@ -184,6 +186,17 @@ def test_fit_when_the_optimizer_is_divided_then_each_rank_has_a_part_of_the_byte
         own, there = zip(*found[ranks, True], strict=True)
         assert sum(own) == whole and max(own) < 1.2 * whole / ranks
         assert own == there, "slots of other ranks are still in memory"
+
+
+def test_fit_when_callbacks_on_the_driver_look_at_weights_then_they_get_all_of_the_optimizer(rank_pool):
+    seen = {}
+    for is_divided in (False, True):
+        job = replace(job_for(model_of(), **OPTIONS, shard_optimizer=is_divided), driver_reads=WEIGHTS)
+        sent = rank_pool.fit(job, split(DATA, SIZES))[0].sent
+        seen[is_divided] = [event.arrays for event in sent if isinstance(event, CallbacksDue)]
+    assert len(seen[True]) == len(seen[False]) == 1 + OPTIONS["epochs"]
+    for divided, whole in zip(seen[True], seen[False], strict=True):
+        assert_same_bits(divided, whole)
 
 
 @pytest.mark.parametrize("ranks", in_tiers([1, 2, 3], fast=[2], slow="another number of ranks"))
