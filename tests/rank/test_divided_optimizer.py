@@ -64,8 +64,7 @@ class Slots(keras.callbacks.Callback):
         gc.collect()
         own = {id(one): one for one in self.model.optimizer.variables}
         there = [one for one in gc.get_objects() if type(one) is keras.Variable]
-        # Other fits of this process are over, and so are their optimizers.
-        slots = [one for one in there if one.path.endswith(("_momentum", "_velocity"))]
+        slots = [one for one in there if one.path.startswith(f"{self.model.optimizer.name}/")]
         numbers = [[int(np.prod(one.shape)) * 4 for one in kept if one.shape != ()] for kept in (own.values(), slots)]
         (self._folder / str(os.getpid())).write_text(json.dumps([sum(kept) for kept in numbers]))
 
@@ -145,7 +144,7 @@ MODELS = {
     ),
     "no gradient on a rank": lambda: model_of(layers=lambda: [Unused(), keras.layers.Dense(1)]),
     "eager": lambda: model_of(run_eagerly=True),
-    "compiled": lambda: model_of(jit_compile=True),
+    "compiled": lambda: model_of(jit_compile=keras.config.backend() == "tensorflow" or "auto"),
 }
 
 
