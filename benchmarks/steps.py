@@ -3,7 +3,7 @@
 ::
 
     python benchmarks/steps.py                 # everything
-    python benchmarks/steps.py --only models   # models, kernel, hook or memory
+    python benchmarks/steps.py --only models   # models, kernel, hook, memory or optimizer
 
 Every process is pinned to one core. Contenders take turns, an epoch each; a turn's
 time is from its beginning to the moment at which the next epoch could begin. The
@@ -272,11 +272,42 @@ def measure_memory(repetitions: int) -> None:
     )
 
 
+def measure_optimizer(repetitions: int) -> None:
+    """Two ranks that have the slots of a part of the weights each against two that have all: time, and bytes."""
+    training = Training(workload="mlp_24m_deep", rows=1024, batch_size=128, epochs=0)
+    divided = replace(training, options={"shard_optimizer": True})
+    contenders = {
+        "whole": Contender.of_ranks(seats(2), training),
+        "divided": Contender.of_ranks(seats(2), divided),
+    }
+    told = epochs_in_turns(contenders, repetitions)
+    speed = {name: Speed.of(contenders[name], epochs) for name, epochs in told.items()}
+    slots = {name: max(epoch.slot_bytes for team in epochs for epoch in team) for name, epochs in told.items()}
+    medians = {f"{name}_ms_per_step": statistics.median(of.ms_per_step) for name, of in speed.items()}
+    medians |= {f"{name}_slot_bytes": float(count) for name, count in slots.items()}
+    for measure, ratio in (
+        ("divided_optimizer_seconds", median_ratio(speed["divided"].ms_per_step, speed["whole"].ms_per_step)),
+        ("divided_optimizer_bytes", slots["divided"] / slots["whole"]),
+    ):
+        report(
+            Measurement(
+                measure=measure,
+                case={"workload": "mlp_24m_deep", "batch_size": training.batch_size, "ranks": 2},
+                ratio=ratio,
+                target=None,
+                at_least=False,
+                medians=medians,
+                repetitions=repetitions,
+            )
+        )
+
+
 PARTS: dict[str, Callable[[int], None]] = {
     "models": measure_models,
     "kernel": measure_kernel,
     "hook": measure_hook,
     "memory": measure_memory,
+    "optimizer": measure_optimizer,
 }
 
 

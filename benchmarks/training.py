@@ -8,6 +8,7 @@ them at the beginning of every epoch until their turn comes.
 from __future__ import annotations
 
 import functools
+import math
 import multiprocessing
 import os
 import pickle
@@ -64,12 +65,14 @@ class Epoch:
         cpu_s: Processor seconds of all threads of the process.
         grown: Bytes by which its resident memory has risen, at most, since training began.
         faults: Pages that the process waited for until they were read from disk.
+        slot_bytes: Bytes of the variables that its optimizer has.
     """
 
     interval: Interval
     cpu_s: float
     grown: int
     faults: int = 0
+    slot_bytes: int = 0
 
     @property
     def seconds(self) -> float:
@@ -106,7 +109,8 @@ def make_turns(member: Member) -> Any:
 
         def _reply(self) -> None:
             interval, cpu_s = (self._began, time.monotonic()), time.process_time() - self._cpu
-            member.reply(Epoch(interval, cpu_s, peak_bytes() - self._before, faults() - self._faults))
+            slots = sum(4 * math.prod(variable.shape) for variable in self.model.optimizer.variables)
+            member.reply(Epoch(interval, cpu_s, peak_bytes() - self._before, faults() - self._faults, slots))
 
     return Turns()
 

@@ -49,6 +49,7 @@ def test_config_when_workers_have_several_gpus_then_each_is_a_rank_with_its_part
     "option",
     [
         {"sync_batch_norm": True},
+        {"shard_optimizer": True},
         {"allow_batch_coupled_loss": True},
         {"scale_learning_rate": True},
         {"gpu_transport": "nccl"},
@@ -151,6 +152,29 @@ def test_distribution_when_options_do_not_go_with_it_then_says_so(options, messa
     assert FitConfig(num_workers=2, distribution=rules).distribution["batch_dim_name"] == "batch"
     with pytest.raises(ConfigurationError, match=message):
         FitConfig.of({"num_workers": 2, "distribution": rules, **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"frequency": 3}, "shard_optimizer: expected frequency='batch' with an optimizer whose state is divided .*=3"),
+        ({"gpu_transport": "nccl"}, "shard_optimizer: expected gpu_transport='auto' or 'host' .* Received: gpu_transp"),
+        (
+            {"pipeline_stages": 2},
+            "shard_optimizer: expected no pipeline_stages with .* Leave pipeline_stages or shard_",
+        ),
+        (
+            {"distribution": {"shape": (1, 2), "axis_names": ("a", "b"), "layouts": {".*kernel": (None, "b")}}},
+            "shard_optimizer: expected no distribution with",
+        ),
+        ({"mode": "gossip"}, "shard_optimizer: expected mode='synchronous'. Received: mode='gossip', in which there"),
+        ({"aggregation": "server"}, "shard_optimizer: expected aggregation='allreduce'.* no update that all workers"),
+    ],
+    ids=str,
+)
+def test_divided_optimizer_when_options_do_not_go_with_it_then_says_so(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        FitConfig.of({"num_workers": 2, "shard_optimizer": True, **options})
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import keras
 
     from elephant.backends.gradient_averager import GradientAverager
+    from elephant.backends.optimizer_part import OptimizerPart
     from elephant.collective.communicator import Communicator
     from elephant.config import FitConfig
     from elephant.data.schema import RowSpec
@@ -280,6 +281,31 @@ class Backend(ABC):
         Args:
             model: Whose step this optimizer ends, once, as Keras' own does; None where that is not known.
         """
+
+    def divide_update(self, optimizer: keras.optimizers.Optimizer, optimizer_part: OptimizerPart) -> None:
+        """Makes an optimizer, which was built for a part of the variables, apply the gradients of these alone.
+
+        It gets the gradients of all, before `average_gradients` makes it average them; that also has the values of the
+        variables exchanged, where the averager knows the part.
+        """
+        from elephant.backends.keras_private import step_counter
+        from elephant.backends.optimizer_part import WholeClipping
+
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        apply, clipping = inner.apply, WholeClipping(inner, optimizer_part) if inner.global_clipnorm else None
+
+        def apply_part(grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
+            given = optimizer_part.variables if trainable_variables is None else list(trainable_variables)
+            pairs = [pair for pair in zip(grads, given, strict=True) if optimizer_part.updates(pair[1])]
+            if not any(gradient is not None for gradient, _ in pairs) and any(one is not None for one in grads):
+                # Keras would miss gradients, which other ranks have.
+                step_counter(inner).assign_add(1)
+                return
+            if clipping is not None:
+                clipping.begin(grads, given)
+            apply(*map(list, zip(*pairs, strict=True)))
+
+        inner.apply = apply_part
 
     def join_devices(self, communicator: Communicator, config: FitConfig, address: str) -> None:  # noqa: B027 - most do not
         """Joins the devices of all ranks of a fit, where the framework has to before it looks for its own.

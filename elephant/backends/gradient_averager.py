@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from elephant.backends.lookups import BY_BATCH, UNTOLD, Places, Slices, added_up, are_equal
+from elephant.backends.optimizer_part import OptimizerPart
 from elephant.collective.communicator import Communicator
 from elephant.collective.fusion import (
     FusedBuffer,
@@ -88,6 +89,7 @@ class GradientAverager:
         uses_kernel: Whether all ranks go that way, for what it takes.
         sums: Gradients that are sums over a rank's rows, and no means: all ranks with rows count once.
         places: Of gradients that are slices, what an eager step does not tell; see `Places`.
+        optimizer_part: The variables that this rank updates, whose values ranks exchange after that; None means all.
         note: Takes gradients in the place of an average and an update, in a rehearsal of a step; None in a step.
         error: What the collective raised, which TensorFlow replaces by an error of its own.
     """
@@ -115,6 +117,7 @@ class GradientAverager:
         self.uses_kernel = False
         self.sums: set[Name] = set()
         self.places: dict[Name, Places] = {}
+        self.optimizer_part: OptimizerPart | None = None
         self.note: Note | None = None
         # Steps may not tell their names: gradients of which ranks have had slices of other places.
         self._named_by_batch: set[Name | None] = set()

@@ -24,7 +24,8 @@ from elephant.backends.base import (
     stage_objective,
     sums_of_gradients,
 )
-from elephant.backends.keras_private import optimized_variables, train_function
+from elephant.backends.keras_private import optimized_variables, step_counter, train_function
+from elephant.backends.optimizer_part import WholeClipping
 from elephant.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from elephant.backends.gradient_averager import GradientAverager
     from elephant.backends.jax_devices import JaxReducer
+    from elephant.backends.optimizer_part import OptimizerPart
     from elephant.collective.communicator import Communicator
     from elephant.config import FitConfig
 
@@ -189,6 +191,8 @@ class JaxBackend(Backend):
     def average_gradients(
         self, averager: GradientAverager, optimizer: keras.optimizers.Optimizer, model: keras.Model | None
     ) -> None:
+        import jax
+
         reducer = self._reducer
         if model is None and reducer is not None:
             raise ConfigurationError(
@@ -204,12 +208,49 @@ class JaxBackend(Backend):
                 # On a GPU, all copies begin before the first is waited for.
                 getattr(gradient, "copy_to_host_async", int)()
             arrays = [None if gradient is None else np.asarray(gradient) for gradient in gradients]
-            return averager.noting_failure(averager.average)(id(optimizer), arrays, optimized_variables(optimizer))
+            part = averager.optimizer_part
+            variables = optimized_variables(optimizer) if part is None else part.variables
+            return averager.noting_failure(averager.average)(id(optimizer), arrays, variables)
+
+        def exchange(weights: Sequence[Any]) -> list[Any]:
+            part, found = averager.optimizer_part, list(weights)
+            if part is None:
+                return found
+            values = averager.noting_failure(part.exchange)(*(np.asarray(weights[place]) for place in part.sent))
+            for place, value in zip(part.received, values, strict=True):
+                found[place] = jax.device_put(value, weights[place].sharding)
+            return found
 
         if model is None:
             self._average_in_step(averager, optimizer, average)
         else:
-            _cut_step(model, average)
+            _cut_step(model, average, exchange)
+
+    def divide_update(self, optimizer: keras.optimizers.Optimizer, optimizer_part: OptimizerPart) -> None:
+        import keras
+
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        stateless_apply, updated = inner.stateless_apply, optimizer_part.updated
+        clipping = WholeClipping(inner, optimizer_part) if inner.global_clipnorm else None
+        counter = next(i for i, variable in enumerate(inner.variables) if variable is step_counter(inner))
+
+        def apply_part(
+            optimizer_variables: Any, grads: Sequence[Any], trainable_variables: Sequence[Any]
+        ) -> tuple[list[Any], list[Any]]:
+            weights, own = list(trainable_variables), [grads[place] for place in updated]
+            if all(gradient is None for gradient in own) and any(gradient is not None for gradient in grads):
+                # Keras would miss gradients, which other ranks have.
+                variables = list(map(keras.ops.convert_to_tensor, optimizer_variables))
+                variables[counter] = variables[counter] + 1
+                return weights, variables
+            if clipping is not None:
+                clipping.begin(grads, optimizer_part.variables)
+            values, variables = stateless_apply(optimizer_variables, own, [weights[place] for place in updated])
+            for place, value in zip(updated, values, strict=True):
+                weights[place] = value
+            return weights, variables
+
+        inner.stateless_apply = apply_part
 
     def _average_in_step(
         self, averager: GradientAverager, optimizer: keras.optimizers.Optimizer, average: Average
@@ -354,8 +395,12 @@ def _float_places(tensors: Sequence[Any]) -> list[int]:
     return [place for place, one in enumerate(tensors) if jax.numpy.issubdtype(one.dtype, jax.numpy.floating)]
 
 
-def _cut_step(model: keras.Model, average: Average) -> None:
-    """Makes the model's train function of two parts, between which gradients are averaged."""
+def _cut_step(model: keras.Model, average: Average, exchange: Average) -> None:
+    """Makes the model's train function of two parts, between which gradients are averaged.
+
+    Args:
+        exchange: Takes the weights as this rank has updated them, and returns them as all ranks have.
+    """
     import jax
 
     optimizer = model.optimizer
@@ -392,7 +437,7 @@ def _cut_step(model: keras.Model, average: Average) -> None:
             weights, others, variables, metrics = state
             logs, others, metrics, gradients = first(weights, others, variables, metrics, batch)
             weights, variables = second(variables, average(gradients), weights)
-            return logs, (weights, others, variables, metrics)
+            return logs, (exchange(weights), others, variables, metrics)
 
         model.train_function = train_function(model, step)
 

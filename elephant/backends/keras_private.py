@@ -491,6 +491,45 @@ def step_counter(optimizer: keras.optimizers.Optimizer) -> keras.Variable:
     return counter
 
 
+def rebuild_optimizer(optimizer: keras.optimizers.Optimizer, variables: Collection[Any]) -> None:
+    """Has an optimizer make its slots anew, for some variables alone; its step count and its learning rate stay.
+
+    Seen in Keras 3.15.1 as `Optimizer._untrack_variable`, `_tracker`, `_variables` and `_trainable_variables_indices`;
+    the public `build` leaves one that is built as it is.
+    """
+    from keras.src.utils.tracking import DotNotTrackScope
+
+    kept = {id(step_counter(optimizer)), id(rate_or_schedule(optimizer))}
+    for variable in optimizer.variables:
+        if id(variable) not in kept:
+            optimizer._untrack_variable(variable)
+    # What TensorFlow wraps a list into keeps a copy of it, with all variables that were in it.
+    with DotNotTrackScope():
+        optimizer._variables = optimizer.variables
+    is_variable, _ = optimizer._tracker.config["variables"]
+    optimizer._tracker.config["variables"] = (is_variable, optimizer._variables)
+    optimizer._trainable_variables_indices = {}
+    optimizer.built = False
+    optimizer.build(list(variables))
+
+
+def clipping_of(optimizer: keras.optimizers.Optimizer) -> Callable[..., Any]:
+    """Returns the function with which an optimizer clips the gradients that it applies.
+
+    Seen in Keras 3.15.1 as `Optimizer._clip_gradients`; the public `apply` does everything at once.
+    """
+    function: Callable[..., Any] = optimizer._clip_gradients
+    return function
+
+
+def replace_clipping(optimizer: keras.optimizers.Optimizer, clip: Callable[..., Any]) -> None:
+    """Has an optimizer clip gradients by another function.
+
+    Seen in Keras 3.15.1 as `Optimizer._clip_gradients`; the public `apply` does everything at once.
+    """
+    optimizer._clip_gradients = clip
+
+
 def decays(optimizer: Any, variable: Any) -> bool:
     """Returns whether an optimizer's weight decay is for a variable; True of what is no optimizer.
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import keras
 
     from elephant.backends.gradient_averager import GradientAverager
+    from elephant.backends.optimizer_part import OptimizerPart
 
 _STAMP = r"([0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]+: )"
 
@@ -201,8 +202,12 @@ class TensorFlowBackend(Backend):
             known = optimized_variables(optimizer) if variables is None else list(variables)
             return self._averaged(averager, id(optimizer), list(grads), known, lookups)
 
+        def exchange() -> None:
+            if averager.optimizer_part is not None:
+                self._exchange_weights(averager, averager.optimizer_part)
+
         if model is not None and model.jit_compile and not model.run_eagerly:
-            cut_step(model, average, lambda: self._host_calls)
+            cut_step(model, average, exchange, lambda: self._host_calls)
             return
         apply = optimizer.apply
 
@@ -210,9 +215,25 @@ class TensorFlowBackend(Backend):
             if averager.note is not None:
                 variables = optimized_variables(optimizer) if trainable_variables is None else trainable_variables
                 return averager.note(id(optimizer), list(grads), list(variables))
-            return apply(average(grads, trainable_variables), trainable_variables)
+            applied = apply(average(grads, trainable_variables), trainable_variables)
+            exchange()
+            return applied
 
         optimizer.apply = apply_averaged
+
+    def _exchange_weights(self, averager: GradientAverager, optimizer_part: OptimizerPart) -> None:
+        """Puts the exchange of the variables' values into the step, behind their update."""
+        import tensorflow as tf
+
+        def exchange(*values: np.ndarray) -> list[np.ndarray]:
+            return [np.zeros((), np.int32), *optimizer_part.exchange(*values)]
+
+        sent = [tf.convert_to_tensor(optimizer_part.variables[place].value) for place in optimizer_part.sent]
+        # A rank that has all of the variables gets nothing, and a call has to return something.
+        specs: list[Spec] = [((), np.int32), *optimizer_part.specs_received]
+        _, *values = self.call_on_host(averager.noting_failure(exchange), sent, specs)
+        for place, value in zip(optimizer_part.received, values, strict=True):
+            optimizer_part.variables[place].assign(value)
 
     def _averaged(
         self, averager: GradientAverager, owner: int, grads: list[Any], variables: list[Any], lookups: Lookups | None

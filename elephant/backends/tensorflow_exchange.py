@@ -393,7 +393,12 @@ class Callbacks:
         return [part for pair in self._averager.gather(list(found), self._names) for part in pair]
 
 
-def cut_step(model: keras.Model, average: Callable[..., list[Any]], host_calls: Callable[[], int]) -> None:
+def cut_step(
+    model: keras.Model,
+    average: Callable[..., list[Any]],
+    exchange: Callable[[], None],
+    host_calls: Callable[[], int],
+) -> None:
     """Makes a model's step of two functions that XLA compiles, with the average of gradients between them.
 
     The first one is the model's own step, of which the optimizer takes the gradients; the second one applies averages.
@@ -404,6 +409,7 @@ def cut_step(model: keras.Model, average: Callable[..., list[Any]], host_calls: 
     Args:
         model: A compiled one, whose step applies gradients once.
         average: Puts the average over the ranks into a graph; takes gradients, their variables and `Lookups`.
+        exchange: Puts the exchange of what ranks have updated into a graph, where each updates a part.
         host_calls: How often calls of the host were put into graphs.
     """
     import tensorflow as tf
@@ -444,6 +450,7 @@ def cut_step(model: keras.Model, average: Callable[..., list[Any]], host_calls: 
         if gradients:
             averages = average(gradients, variables, list(zip(numbers, sizes, strict=True)))
             (finish if numbers or calls_host else compiled_finish)(averages)
+            exchange()
         return logs
 
     def make_compiled_test_function(force: bool = False) -> Any:

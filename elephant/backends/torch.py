@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import keras
 
     from elephant.backends.gradient_averager import GradientAverager
+    from elephant.backends.optimizer_part import OptimizerPart
     from elephant.config import FitConfig
 
 
@@ -177,7 +178,18 @@ class TorchBackend(Backend):
                 return averager.note(id(optimizer), list(grads), variables)
             with torch.no_grad():
                 averaged = average(list(grads), variables)
-            return apply(averaged, trainable_variables)
+            applied = apply(averaged, trainable_variables)
+            if averager.optimizer_part is not None:
+                exchange(averager.optimizer_part)
+            return applied
+
+        @torch.compiler.disable
+        def exchange(optimizer_part: OptimizerPart) -> None:
+            values = [variable.value for variable in optimizer_part.variables]
+            sent = to_host([values[place] for place in optimizer_part.sent])
+            received = averager.noting_failure(optimizer_part.exchange)(*sent)
+            for place, array in zip(optimizer_part.received, received, strict=True):
+                values[place].data.copy_(_as_tensor(array))
 
         optimizer.apply = apply_averaged
 

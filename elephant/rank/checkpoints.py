@@ -60,6 +60,7 @@ from elephant.modeling.variables import (
 )
 from elephant.net.buffers import portable
 from elephant.rank.callbacks.checkpoint_moments import CheckpointMoments
+from elephant.rank.callbacks.divided_optimizer import DividedOptimizer
 from elephant.rank.callbacks.divided_tables import FitTables
 from elephant.rank.callbacks.end_notice import EndNotice
 from elephant.rank.callbacks.rank_callbacks import IdleSteps, any_rank
@@ -219,6 +220,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         reporter: Told of every state by rank 0.
         within: What is kept within an epoch; None keeps states of ends of epochs alone.
         tables: The model's; None where it has none.
+        divided: The optimizer, of whose state ranks have parts; None where each has all.
     """
 
     def __init__(
@@ -231,11 +233,13 @@ class CheckpointCallback(keras.callbacks.Callback):
         rows: RowSpec,
         within: StateWithin | None = None,
         tables: FitTables | None = None,
+        divided: DividedOptimizer | None = None,
     ) -> None:
         super().__init__()
         self._tables = tables
         self._job = job
         self._within = within
+        self._divided = divided
         self._communicator = communicator
         self._reporter = reporter
         self._own = {id(callback) for callback in own}
@@ -332,6 +336,8 @@ class CheckpointCallback(keras.callbacks.Callback):
         with writing as of_tables:
             # Here all ranks meet: each has written its parts of tables.
             own = own_arrays(self.model, self._job, self._communicator, self._within, is_within=step > 0)
+            if self._divided is not None:
+                own |= self._divided.gather(self.model)
             if self._communicator.rank == 0:
                 self._reporter.state_wanted = False
                 self._reporter.keep(self._state(epochs, step, own, stopped, of_tables))
@@ -348,7 +354,7 @@ class CheckpointCallback(keras.callbacks.Callback):
             "rows": self._rows.to_json(),
             "num_workers": self._job.config.batches_of(self._communicator.world_size),
             "stopped": stopped,
-            "variables": paths_in_order(self.model),
+            "variables": paths_in_order(self.model) if self._divided is None else self._divided.paths,
             "optimizer_names": optimizer_names(self.model),
             "callbacks": states,
             "optimizers": [_updated(self.model, optimizer) for optimizer in optimizers_of(self.model)[1:]],

@@ -36,11 +36,16 @@ from elephant.modeling.variables import (
     build_metrics,
     metric_variables,
     read_values,
-    read_variables,
     shared_variables,
 )
 from elephant.rank.callbacks.callback_rules import callbacks_of_rank, may_stop_in_batches
 from elephant.rank.callbacks.checkpoint_moments import CheckpointMoments
+from elephant.rank.callbacks.divided_optimizer import (
+    DividedOptimizer,
+    divided_optimizer,
+    read_whole,
+    require_divided_callbacks,
+)
 from elephant.rank.callbacks.divided_tables import FitTables, TableEndpoint, TableUpdates, divided_tables
 from elephant.rank.callbacks.end_notice import EndNotice
 from elephant.rank.callbacks.rank_callbacks import (
@@ -58,7 +63,14 @@ from elephant.rank.callbacks.rank_callbacks import (
 from elephant.rank.callbacks.remote_files import RemoteFiles
 from elephant.rank.callbacks.row_moves import RowMoves
 from elephant.rank.callbacks.shared_state import OutsideVariables, outside_here, read
-from elephant.rank.checkpoints import CheckpointCallback, StateWithin, require_same_rows, require_same_sums, restore
+from elephant.rank.checkpoints import (
+    CheckpointCallback,
+    StateWithin,
+    by_path,
+    require_same_rows,
+    require_same_sums,
+    restore,
+)
 from elephant.rank.input.feed import BatchFeed
 from elephant.rank.input.preprocessed_shard import prepared_rows
 from elephant.rank.job import (
@@ -209,12 +221,16 @@ def train_rank(
             model.reset_metrics()
         require_same_sums(model, job.state, replicas.rank)
     require_averaged_weights(model, job.callbacks)
+    if job.config.shard_optimizer:
+        require_divided_callbacks(job.callbacks)
+        job = job if job.state is None else replace(job, state=by_path(job.state, model, replicas.rank))
+    divided = divided_optimizer(model, replicas, wanted=job.config.shard_optimizer)
     weight, stop, notice = RankWeight(plan, replicas.rank, job.first), StopSignal(), EndNotice()
     with divided_tables(model, replicas, endpoint) as tables:
         with (
             changes.own_errors(),
             api.exchanging(replicas, weight, lambda: weight.in_step and job.config.averages_gradients),
-            _averaged_gradients(model, job, feed, replicas, weight, stop, traced_step) as (averager, trial),
+            _averaged_gradients(model, job, feed, replicas, weight, stop, traced_step, divided) as (averager, trial),
             # Where no state is kept, a process that is to end has nothing to wait for.
             notice.heeded() if job.config.keeps_states else contextlib.nullcontext(),
         ):
@@ -234,6 +250,7 @@ def train_rank(
                 averager=averager,
                 notice=notice,
                 tables=tables,
+                divided=divided,
             )
             # What was traced ahead is taken, unless loops that did not fit were left since.
             begins = weight.begin_next if plan.varies else None
@@ -260,9 +277,10 @@ def train_rank(
             if is_written:
                 # All parts are there.
                 replicas.barrier()
+            # While the others still serve their parts of tables.
+            variables = read_whole(model, divided, world)
             if world.rank == 0:
-                # While the others still serve their parts of tables.
-                reporter.result([*read_variables(model), *map(read, job.outside)], feed.rows)
+                reporter.result([*variables, *map(read, job.outside)], feed.rows)
 
 
 def common_policy(policy: str | None, communicator: Communicator) -> str | None:
@@ -336,10 +354,14 @@ def _averaged_gradients(
     weight: RankWeight,
     stop: StopSignal,
     traced_step: TracedStep | None,
+    divided: DividedOptimizer | None,
 ) -> Iterator[tuple[GradientAverager | None, LossTrial | None]]:
     """Has the model's optimizers average gradients over the ranks, unless these average weights or are one.
 
     Gives what averages them, and what tries the losses on further rows; None where there is no such thing.
+
+    Args:
+        divided: The model's optimizer, where each rank updates a part; None where each updates all.
     """
     config = job.config
     if communicator.world_size == 1 or not config.averages_gradients:
@@ -350,6 +372,7 @@ def _averaged_gradients(
         averager.bind(communicator, weight, stop)
     else:
         averager = _attached_averager(model, job, communicator, weight, stop)
+        averager.optimizer_part = None if divided is None else divided.optimizer_part
         losses = RankLosses(model, averager)
     try:
         averager.agree_on_kernel()
@@ -399,6 +422,7 @@ def callbacks_of_fit(
     whole: keras.callbacks.Callback | None = None,
     exchange: ExchangeCounts | None = None,
     tables: FitTables | None = None,
+    divided: DividedOptimizer | None = None,
 ) -> list[keras.callbacks.Callback]:
     """Returns the callbacks of a rank, elephant's and the user's, in their order.
 
@@ -413,21 +437,22 @@ def callbacks_of_fit(
         whole: Has a divided model in one piece for all callbacks behind it; None where a model is not divided.
         exchange: Counts what goes to other ranks; None where all of it goes through the world.
         tables: The model's; None where it has none.
+        divided: The optimizer, of whose state ranks have parts; None where each has all.
     """
     rank, config, order = world.rank, job.config, CallbackOrder
     local = not config.averages_gradients and replicas.world_size > 1
     own = callbacks_of_rank(job.callbacks, rank)
     broadcast_rate(own, config.batches_of(plan.world_size))
-    divided = None if tables is None else tables.divided
+    rank_tables = None if tables is None else tables.divided
     if exchange is None:
-        exchange = world if divided is None else SummedCounts([world, divided])
+        exchange = world if rank_tables is None else SummedCounts([world, rank_tables])
     times = StepTimes(reporter, rank, plan.world_size, feed, exchange) if job.traced else None
     evaluated = own if times is None else [*own, times]
     # Ranks that train alone do not meet after each step.
     asks, told = not local and may_stop_in_batches(job.callbacks), reporter if job.driver_reads is None else None
     progress = StepProgress(reporter, rank, feed, exchange)
     callbacks: dict[CallbackOrder, list[keras.callbacks.Callback]] = {
-        order.STEPS: [StepCounter(weight), *([] if divided is None else [TableUpdates(divided)])],
+        order.STEPS: [StepCounter(weight), *([] if rank_tables is None else [TableUpdates(rank_tables)])],
         order.EPOCH: [
             GlobalEpoch(replicas, weight, feed.validation_batches, evaluated)
             if epoch_end is None
@@ -454,13 +479,17 @@ def callbacks_of_fit(
         callbacks[order.FILES] = [remote]
     if job.driver_reads is not None:
         wait_s = config.timeouts.collective_s / 2
-        turn = DriverTurn(world, reporter, told=job.driver_reads, steps=plan.steps, feed=feed, wait_s=wait_s)
+        turn = DriverTurn(
+            world, reporter, told=job.driver_reads, steps=plan.steps, feed=feed, wait_s=wait_s, divided=divided
+        )
         callbacks[order.DRIVER] = [turn]
     if config.keeps_states or job.state is not None:
         within = None
         if notice is not None:
             within = _state_within(job, feed, replicas, weight, callbacks, averager, notice)
-        keeping = CheckpointCallback(job, world, reporter, own=own, rows=feed.rows, within=within, tables=tables)
+        keeping = CheckpointCallback(
+            job, world, reporter, own=own, rows=feed.rows, within=within, tables=tables, divided=divided
+        )
         callbacks[order.CHECKPOINT] = [keeping]
     if moves_rows and isinstance(weight.plan, ElasticPlan):
         moves = RowMoves(replicas, weight, weight.plan, feed, progress, reporter, epochs=config.epochs)

@@ -148,6 +148,9 @@ def _is_known(job: TrainingJob) -> bool:
         return False
     if job.state is not None and not config.is_synchronous:
         return False
+    if config.shard_optimizer:
+        # Each rank updates variables of its own.
+        return False
     if config.elastic is not None:
         # Its steps tell that they begin to what is there when the ranks have met.
         return False

@@ -135,6 +135,9 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
             ``"int8"`` or ``"int8:feedback"``.
         syncBatchNorm: Has batch normalization use the mean and variance of all workers' rows in a
             step, and not of each worker's own. It costs two exchanges per layer and step.
+        shardOptimizer: Whether each worker keeps the optimizer's state of a part of the weights alone (ZeRO, stage 1).
+            It updates that part, and gets the others from the other workers: half as many bytes more in each step,
+            and the same results. See ``docs/parallelism.md``.
         allowBatchCoupledLoss: Lets a loss couple the rows of a batch (pairs of rows, a mean over a mask of its own),
             which is refused otherwise: each worker computes it on its own rows.
         callbacks: Keras callbacks, or a single one; they see the metrics of all workers. Those that look at epochs, and
@@ -246,6 +249,7 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         frequency: str | int = "batch",
         compression: str | None = None,
         syncBatchNorm: bool = False,
+        shardOptimizer: bool = False,
         allowBatchCoupledLoss: bool = False,
         callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.Callback = (),
         driverCallbacks: Sequence[keras.callbacks.Callback | FitListener] | keras.callbacks.Callback | FitListener = (),

@@ -406,6 +406,35 @@ def decays(made):
 
 
 @check
+def rebuild_optimizer(made):
+    one, other = keras.Variable([1.0, 2.0]), keras.Variable([3.0])
+    optimizer = keras.optimizers.RMSprop(0.5, momentum=0.5)
+    optimizer.build([one, other])
+    optimizer.iterations.assign(3)
+    private.rebuild_optimizer(optimizer, [other])
+    assert [tuple(variable.shape) for variable in optimizer.variables] == [(), (), (1,), (1,)]
+    assert int(optimizer.iterations) == 3 and private.optimized_variables(optimizer) == [other]
+    optimizer.apply([ops.convert_to_tensor([1.0])], [other])
+    assert ops.convert_to_numpy(other) < 3
+
+
+@check
+def clipping_of(made):
+    clip = private.clipping_of(keras.optimizers.SGD(0.5, global_clipnorm=1.0))
+    found = clip([ops.convert_to_tensor([3.0]), ops.convert_to_tensor([4.0])])
+    np.testing.assert_allclose([ops.convert_to_numpy(one) for one in found], [[0.6], [0.8]], atol=1e-6)
+
+
+@check
+def replace_clipping(made):
+    variable, optimizer = keras.Variable([1.0]), keras.optimizers.SGD(0.5)
+    optimizer.build([variable])
+    private.replace_clipping(optimizer, lambda gradients: [2 * gradient for gradient in gradients])
+    optimizer.apply([ops.convert_to_tensor([0.5])], [variable])
+    np.testing.assert_allclose(ops.convert_to_numpy(variable), [0.5])
+
+
+@check
 def adam_slots(made):
     slots = private.adam_slots(made.model.optimizer)
     shapes = [tuple(one.shape) for one in made.model.trainable_variables]

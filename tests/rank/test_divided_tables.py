@@ -97,6 +97,17 @@ def test_fit_when_run_twice_then_has_the_same_bits_and_equals_one_process(rank_p
     assert largest_difference(trained(rank_pool.fit(job, parts)[0]), reference(sharded(rule), parts)) < 2e-5
 
 
+@pytest.mark.slow("a fit; test_divided_optimizer.py has what the option does")
+def test_fit_when_the_optimizer_of_the_other_layers_is_divided_too_then_has_the_same_bits(rank_pool):
+    options = {"epochs": EPOCHS, "batch_size": BATCH, "shuffle": False}
+    fits = (
+        job_for(model_of(sharded(), keras.optimizers.Adam()), shard_optimizer=one, **options) for one in (False, True)
+    )
+    whole, divided = (rank_pool.fit(job, split(DATA, (17, 14)))[0].variables for job in fits)
+    for array, other in zip(whole, divided, strict=True):
+        np.testing.assert_array_equal(array, other)
+
+
 def of_configs():
     """Two features of one table of the form of Keras RS."""
     form = {"vocabulary_size": 30, "embedding_dim": 4, "initializer": "uniform", "combiner": "sum"}

@@ -71,6 +71,7 @@ SYNCHRONOUS = {
     "scale_learning_rate": True,
     "compression": "int8",
     "sync_batch_norm": True,
+    "shard_optimizer": True,
     "allow_batch_coupled_loss": True,
     "cache": "memory",
     "steps_per_epoch": 7,
@@ -194,6 +195,7 @@ def test_options_when_given_then_are_those_of_the_fit():
         "scaleLearningRate": ("scale_learning_rate", True),
         "gpuTransport": ("gpu_transport", "host"),
         "syncBatchNorm": ("sync_batch_norm", True),
+        "shardOptimizer": ("shard_optimizer", True),
         "allowBatchCoupledLoss": ("allow_batch_coupled_loss", True),
         "frequency": ("frequency", "batch"),
     }

@@ -21,10 +21,10 @@ from elephant.modeling.variables import (
     moving_statistics,
     optimizer_slots,
     parts_of,
-    read_variables,
 )
 from elephant.monitor.events import CallbacksDue, RankEpoch, StepEnded
 from elephant.net.buffers import portable
+from elephant.rank.callbacks.divided_optimizer import DividedOptimizer, read_whole
 from elephant.rank.input.feed import BatchFeed
 from elephant.rank.job import WEIGHTS, ExchangeCounts, Reporter, StepReporter, as_numbers
 from elephant.rank.metrics.metric_sums import global_logs, sum_metrics
@@ -310,12 +310,22 @@ class DriverTurn(keras.callbacks.Callback):
         feed: Says what one row of the model's input is.
         reporter: Asked by rank 0.
         wait_s: How long other ranks may wait for rank 0 until they hear that it still waits.
+        divided: The optimizer, of whose state ranks have parts; None where each has all.
     """
 
     def __init__(
-        self, communicator: Communicator, reporter: Reporter, *, told: str, steps: int, feed: BatchFeed, wait_s: float
+        self,
+        communicator: Communicator,
+        reporter: Reporter,
+        *,
+        told: str,
+        steps: int,
+        feed: BatchFeed,
+        wait_s: float,
+        divided: DividedOptimizer | None = None,
     ) -> None:
         super().__init__()
+        self._divided = divided
         self._steps = steps
         self._communicator = communicator
         self._reporter = reporter
@@ -337,8 +347,9 @@ class DriverTurn(keras.callbacks.Callback):
     def _take_turn(self, epoch: int | None, logs: dict[str, Any]) -> dict[str, Any]:
         """Waits for the driver; returns the logs as its callbacks have left them, on rank 0."""
         is_first, weights = self._communicator.rank == 0, list[np.ndarray]()
+        arrays = read_whole(self.model, self._divided, self._communicator) if self._told == WEIGHTS else []
         if is_first:
-            self._reporter.send(self._due(epoch, logs))
+            self._reporter.send(self._due(epoch, logs, arrays))
         orders = np.array([1.0, 0.0, np.nan, 0.0])
         while orders[0]:
             done = self._reporter.await_callbacks(self._wait_s) if is_first else None
@@ -357,7 +368,7 @@ class DriverTurn(keras.callbacks.Callback):
         self.model.stop_training = self.model.stop_training or bool(orders[1])
         return logs
 
-    def _due(self, epoch: int | None, logs: dict[str, Any]) -> CallbacksDue:
+    def _due(self, epoch: int | None, logs: dict[str, Any], arrays: Sequence[np.ndarray]) -> CallbacksDue:
         return CallbacksDue(
             rank=0,
             epoch=epoch,
@@ -368,7 +379,7 @@ class DriverTurn(keras.callbacks.Callback):
             iterations=int(keras.ops.convert_to_numpy(parts_of(self.model.optimizer)[0].iterations)),
             rows=self._feed.rows.to_json(),
             row_shapes={role: list(shape) for role, shape in self._feed.row_shapes.items()},
-            arrays=[portable(value) for value in read_variables(self.model)] if self._told == WEIGHTS else (),
+            arrays=[portable(value) for value in arrays],
         )
 
 
