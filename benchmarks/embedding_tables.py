@@ -4,13 +4,14 @@
 
     python benchmarks/embedding_tables.py              # 26 tables of 100,000 x 16, two workers, 1,024 rows each
     python benchmarks/embedding_tables.py --tables 4 --rows 10000 --steps 6
+    python benchmarks/embedding_tables.py --separate   # an elephant.ShardedEmbedding for each table
 
 Clicks are generated: ids by Zipf's law, as those of users and items are. Prints two lines of JSON. Seconds: a step of
 plain Keras, with dense Adam in one process that has all cores and the rows of all workers, over a step of two workers
-with `elephant.ShardedEmbedding` and lazy Adam; beside it, as ``slices_step_s``, two workers with the layer of Keras.
-Bytes: those of ids, rows and gradients that a rank sends to others in a step, over those of the slices that a rank with
-Keras' layer sends to each other one: a number of eight bytes and a row for each id of its batch. Medians of seconds are
-over epochs.
+with `elephant.ShardedEmbeddings`, the layer for many tables, and lazy Adam; beside it, as ``slices_step_s``, two
+workers with the layer of Keras. Bytes: those of ids, rows and gradients that a rank sends to others in a step, over
+those of the slices that a rank with Keras' layer sends to each other one: a number of eight bytes and a row for each id
+of its batch. Medians of seconds are over epochs.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -54,19 +56,31 @@ def ranking_model(options: argparse.Namespace, kind: str) -> Any:
 
     keras.utils.set_random_seed(0)
     given = keras.Input((options.tables + _DENSE,))
-    rows = []
-    for place in range(options.tables):
-        if kind == "sharded":
-            table = elephant.ShardedEmbedding(options.rows, options.width, optimizer="lazy_adam", seed=place)
-        else:
-            table = keras.layers.Embedding(options.rows, options.width)
-        rows.append(keras.layers.Flatten()(table(given[:, place : place + 1])))
+    columns = [given[:, place : place + 1] for place in range(options.tables)]
+    if kind == "sharded" and not options.separate:
+        rows = elephant.ShardedEmbeddings([feature(options, place) for place in range(options.tables)], seed=0)(columns)
+    else:
+        rows = []
+        for place, column in enumerate(columns):
+            if kind == "sharded":
+                table = elephant.ShardedEmbedding(options.rows, options.width, optimizer="lazy_adam", seed=place)
+            else:
+                table = keras.layers.Embedding(options.rows, options.width)
+            rows.append(keras.layers.Flatten()(table(column)))
     hidden = keras.layers.Concatenate()([*rows, given[:, options.tables :]])
     for units in (64, 32):
         hidden = keras.layers.Dense(units, "relu")(hidden)
     model = keras.Model(given, keras.layers.Dense(1, "sigmoid")(hidden))
     model.compile(keras.optimizers.Adam(1e-3), "binary_crossentropy")
     return model
+
+
+def feature(options: argparse.Namespace, place: int) -> Any:
+    """Returns a feature with a table of its own, in the form of Keras RS."""
+    form = {"vocabulary_size": options.rows, "embedding_dim": options.width}
+    table = SimpleNamespace(name=f"table_{place}", initializer="uniform", optimizer="adam", combiner="sum", **form)
+    shapes = {"input_shape": (None, 1), "output_shape": (None, options.width)}
+    return SimpleNamespace(name=f"feature_{place}", table=table, **shapes)
 
 
 def counting(folder: str) -> Any:
@@ -147,6 +161,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10, help="of an epoch")
     parser.add_argument("--epochs", type=int, default=6, help="the first one does not count (6)")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--separate", action="store_true", help="a layer for each table, each with a lookup of its own")
     parser.add_argument("--plain", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.plain:
@@ -156,7 +171,7 @@ def main() -> None:
     command = [sys.executable, __file__, *sys.argv[1:], "--plain"]
     of_keras = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
     sharded, slices = fitted(options, "sharded"), fitted(options, "slices")
-    names = ("workers", "tables", "rows", "width", "batch", "steps", "epochs")
+    names = ("workers", "tables", "rows", "width", "batch", "steps", "epochs", "separate")
     case = {name: getattr(options, name) for name in names}
     step_s = max(step_of(rank["seconds"], options.steps) for rank in sharded)
     plain_s = step_of(of_keras, options.steps)

@@ -1,15 +1,18 @@
 """Server of one rank's parts of tables: ranks look rows up in them, and update them together, round by round.
 
-A round of a table has one contribution of each rank. They are kept apart until all are there, and are applied in the
+A round has one contribution of each rank to all tables. They are kept apart until all are there, and are applied in the
 order of the ranks, so that every run has the same bits; who looks rows up says how many rounds they are to have seen,
 and waits for these. Where a rank is gone, whoever waits for it is told so.
+
+Messages about rows have one array for each stack of tables, in the order of the stacks: numbers of rows, and of
+gradients and rows those of their numbers.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,15 +22,28 @@ from elephant.net.deadline import Deadline
 from elephant.net.frames import Message, require
 from elephant.net.server import Server
 from elephant.net.stream import Listener, Stream
+from elephant.tables.stack import StackPart
 from elephant.tables.table import TablePart
 
 HELLO, STEP, PUSH, READ, BYE = "Hello", "Step", "Push", "Read", "Bye"
 ROWS_FOUND, VALUES, FAILED = "Rows", "Values", "Failed"
-_FIELDS = {"table": int, "round": int}
-_READ_FIELDS = {**_FIELDS, "name": str, "first": int, "count": int}
+_FIELDS = {"round": int, "tables": list[int]}
+_READ_FIELDS = {"table": int, "round": int, "name": str, "first": int, "count": int}
 _IDLE_S = 3600.0
 
-Contribution = tuple[np.ndarray, np.ndarray]
+
+class TableContribution(NamedTuple):
+    """Gradients of a step, of one rank.
+
+    Args:
+        tables: Those that the step updates, be it in no row of this rank's batch; in ascending order.
+        numbers: Of rows of each stack, int64 in ascending order.
+        gradients: Of these rows, float32 of shape (numbers, width) for each stack.
+    """
+
+    tables: tuple[int, ...]
+    numbers: list[np.ndarray]
+    gradients: list[np.ndarray]
 
 
 def tables_context(run_id: str) -> str:
@@ -39,7 +55,7 @@ class PartServer:
     """Parts of all tables of one rank, for itself and for the others.
 
     Args:
-        parts: One of each table, in the same order on all ranks.
+        stack_parts: One of each stack of tables, in the same order on all ranks.
         world_size: Number of ranks.
         listener: Its listening socket; owned from here on.
         token: The run's secret.
@@ -49,7 +65,7 @@ class PartServer:
 
     def __init__(
         self,
-        parts: Sequence[TablePart],
+        stack_parts: Sequence[StackPart],
         world_size: int,
         listener: Listener,
         *,
@@ -57,12 +73,17 @@ class PartServer:
         run_id: str,
         wait_s: float,
     ) -> None:
-        self._parts = list(parts)
+        self._stack_parts = list(stack_parts)
+        self._table_parts = {
+            table: table_part
+            for one in stack_parts
+            for table, table_part in zip(one.stack.tables, one.parts, strict=True)
+        }
         self._world_size = world_size
         self._wait_s = wait_s
         self._changed = threading.Condition()
-        self._applied = [0] * len(parts)
-        self._waiting: list[dict[int, Contribution]] = [{} for _ in parts]
+        self._applied = 0
+        self._contributions: dict[int, TableContribution] = {}
         self._left: set[int] = set()
         # Bytes of rows that other ranks have looked up.
         self.bytes_sent = 0
@@ -74,52 +95,57 @@ class PartServer:
         """Host and port that it listens on."""
         return self._server.address
 
-    def contribute(self, table: int, rank: int, number: int, ids: np.ndarray, gradients: np.ndarray) -> None:
+    def contribute(self, rank: int, number: int, contribution: TableContribution) -> None:
         """Takes a rank's contribution to a round, and applies the round where it is the last one.
 
         Args:
             number: Of the round, from one.
-            ids: Of this part's rows.
-            gradients: float32 of shape (ids, width).
+            contribution: To this part's rows.
         """
         with self._changed:
-            waiting = self._waiting[table]
-            if number != self._applied[table] + 1 or rank in waiting:
+            if number != self._applied + 1 or rank in self._contributions:
                 raise ProtocolError(
-                    f"Expected round {self._applied[table] + 1} of table {table} once from rank {rank}. "
-                    f"Received: round {number}."
+                    f"Expected round {self._applied + 1} once from rank {rank}. Received: round {number}."
                 )
-            waiting[rank] = ids, gradients
-            if len(waiting) == self._world_size:
-                given = [waiting[rank] for rank in range(self._world_size)]
-                together = (np.concatenate([one[place] for one in given]) for place in range(2))
-                self._parts[table].update(*together)
-                waiting.clear()
-                self._applied[table] = number
+            if any(one.tables != contribution.tables for one in self._contributions.values()):
+                raise ProtocolError(f"Expected the same tables of all ranks. Received: {contribution.tables}.")
+            self._contributions[rank] = contribution
+            if len(self._contributions) == self._world_size:
+                given = [self._contributions[rank] for rank in range(self._world_size)]
+                for place, stack_part in enumerate(self._stack_parts):
+                    numbers = np.concatenate([one.numbers[place] for one in given])
+                    gradients = np.concatenate([one.gradients[place] for one in given])
+                    stack_part.update(numbers, gradients, contribution.tables)
+                self._contributions.clear()
+                self._applied = number
                 self._changed.notify_all()
 
-    def take(self, table: int, number: int, ids: np.ndarray) -> np.ndarray:
-        """Returns rows as they are after so many rounds, float32 of shape (ids, width).
+    def take(self, number: int, numbers: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Returns rows as they are after so many rounds, float32 of shape (numbers, width) for each stack.
+
+        Args:
+            number: Of the round.
+            numbers: Of this part's rows, for each stack.
 
         Raises:
             PeerLostError: A rank is gone that has not contributed.
             DeadlineExceededError: One did not in time.
         """
         with self._changed:
-            self._await_round(table, number)
-            return self._parts[table].take(ids)
+            self._await_round(number)
+            return [one.take(given) for one, given in zip(self._stack_parts, numbers, strict=True)]
 
     def values(self, table: int, number: int, name: str, first: int, count: int) -> np.ndarray:
         """Returns a copy of some rows of an array of a part, as they are after so many rounds."""
         with self._changed:
-            self._await_round(table, number)
-            return self._parts[table].arrays[name][first : first + count].copy()
+            self._await_round(number)
+            return self._table_parts[table].arrays[name][first : first + count].copy()
 
     def part(self, table: int, number: int) -> TablePart:
         """Returns a part as it is after so many rounds, until this rank contributes to the next one."""
         with self._changed:
-            self._await_round(table, number)
-            return self._parts[table]
+            self._await_round(number)
+            return self._table_parts[table]
 
     def await_others(self) -> None:
         """Returns when all other ranks have said that they need this one no more."""
@@ -136,11 +162,11 @@ class PartServer:
             self._changed.notify_all()
         self._server.close()
 
-    def _await_round(self, table: int, number: int) -> None:
-        if self._applied[table] >= number:
+    def _await_round(self, number: int) -> None:
+        if self._applied >= number:
             return
-        deadline = Deadline(self._wait_s, f"Waiting for all ranks' gradients of table {table}")
-        while self._applied[table] < number:
+        deadline = Deadline(self._wait_s, "Waiting for all ranks' gradients of tables")
+        while self._applied < number:
             self._require_all()
             self._changed.wait(min(deadline.remaining(), 1.0))
 
@@ -178,47 +204,57 @@ class PartServer:
 
     def _answer(self, stream: Stream, rank: int, message: Message) -> None:
         require(message.fields, _READ_FIELDS if message.kind == READ else _FIELDS, str(message.kind))
-        table, number = int(message.fields["table"]), int(message.fields["round"])
-        if not 0 <= table < len(self._parts):
-            raise ProtocolError(f"Expected one of {len(self._parts)} tables. Received: {table}.")
+        number, arrays, count = int(message.fields["round"]), message.arrays, len(self._stack_parts)
         counts = {PUSH: (2,), STEP: (1, 3), READ: (0,)}.get(str(message.kind), ())
-        if len(message.arrays) not in counts:
+        if len(arrays) not in [one * count for one in counts]:
             raise ProtocolError(f"Expected {STEP}, {PUSH} or {READ} with their arrays. Received: {message.kind!r}.")
-        if len(message.arrays) > 1:
-            self.contribute(table, rank, number, *self._checked(table, *message.arrays[:2]))
+        if len(arrays) > count:
+            contribution = self._checked(message.fields["tables"], arrays[:count], arrays[count : 2 * count])
+            self.contribute(rank, number, contribution)
         if message.kind == PUSH:
             return
         try:
             if message.kind == READ:
-                reply = Message(kind=VALUES, arrays=(self._values_for(table, number, message.fields),))
+                reply = Message(kind=VALUES, arrays=(self._values_for(number, message.fields),))
             else:
-                ids = self._checked_ids(table, message.arrays[-1])
-                reply = Message(kind=ROWS_FOUND, arrays=(self.take(table, number, ids),))
+                reply = Message(kind=ROWS_FOUND, arrays=tuple(self.take(number, self._checked_all(arrays[-count:]))))
         except (PeerLostError, DeadlineExceededError) as error:
             reply = Message(kind=FAILED, fields={"text": str(error)})
         stream.send(reply, Deadline(self._wait_s, "Answering a rank"))
         self.bytes_sent += sum(array.nbytes for array in reply.arrays)
 
-    def _values_for(self, table: int, number: int, fields: Mapping[str, Any]) -> np.ndarray:
-        name = str(fields["name"])
-        if name not in self._parts[table].arrays:
-            raise ProtocolError(f"Expected an array of table {table}. Received: {name!r}.")
+    def _values_for(self, number: int, fields: Mapping[str, Any]) -> np.ndarray:
+        table, name = int(fields["table"]), str(fields["name"])
+        if table not in self._table_parts or name not in self._table_parts[table].arrays:
+            raise ProtocolError(f"Expected an array of a table. Received: {name!r} of table {table}.")
         return self.values(table, number, name, int(fields["first"]), int(fields["count"]))
 
-    def _checked_ids(self, table: int, ids: np.ndarray) -> np.ndarray:
-        part = self._parts[table]
-        if ids.ndim != 1 or ids.dtype.kind not in "iu":
-            raise ProtocolError(f"Expected ids of shape (ids,). Received: {ids!r}.")
-        ids = ids.astype(np.int64)
-        if len(ids) and (ids.min() < 0 or ids.max() >= part.spec.num_rows or (ids % part.parts != part.part).any()):
-            raise ProtocolError(f"Expected ids of part {part.part} of {part.parts}. Received: others.")
-        return ids
+    def _checked_all(self, numbers: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return [self._checked_numbers(*pair) for pair in zip(self._stack_parts, numbers, strict=True)]
 
-    def _checked(self, table: int, ids: np.ndarray, gradients: np.ndarray) -> Contribution:
-        ids = self._checked_ids(table, ids)
-        expected = (len(ids), self._parts[table].spec.width)
-        if gradients.shape != expected or gradients.dtype != np.float32:
+    def _checked_numbers(self, stack_part: StackPart, numbers: np.ndarray) -> np.ndarray:
+        if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
+            raise ProtocolError(f"Expected numbers of shape (numbers,). Received: {numbers!r}.")
+        numbers = numbers.astype(np.int64)
+        if not stack_part.stack.has(numbers, stack_part.part):
             raise ProtocolError(
-                f"Expected float32 gradients of shape {expected}. Received: {gradients.dtype} {gradients.shape}."
+                f"Expected numbers of rows of part {stack_part.part} of {self._world_size}, in ascending order. "
+                "Received: others."
             )
-        return ids, gradients
+        return numbers
+
+    def _checked(
+        self, tables: Sequence[int], numbers: Sequence[np.ndarray], gradients: Sequence[np.ndarray]
+    ) -> TableContribution:
+        checked = self._checked_all(numbers)
+        pairs = zip(self._stack_parts, checked, strict=True)
+        named = set().union(*(stack_part.stack.tables_of(given) for stack_part, given in pairs))
+        if not named <= set(tables) <= self._table_parts.keys():
+            raise ProtocolError(f"Expected tables that there are, with those of the rows. Received: {tables}.")
+        for stack_part, given, one in zip(self._stack_parts, checked, gradients, strict=True):
+            expected = (len(given), stack_part.stack.specs[0].width)
+            if one.shape != expected or one.dtype != np.float32:
+                raise ProtocolError(
+                    f"Expected float32 gradients of shape {expected}. Received: {one.dtype} {one.shape}."
+                )
+        return TableContribution(tuple(tables), checked, list(gradients))

@@ -1,7 +1,7 @@
 """Tables of a model as one process sees them: all of their rows, wherever these are.
 
-Gradients that come between two lookups of a table belong to one step, however often the step looks rows up in it. They
-are summed, and the table is updated once when the next step begins to look up, or when somebody asks for the table.
+Gradients that come between two lookups belong to one step, however often the step looks rows up. They are summed, and
+all tables are updated once when the next step begins to look up, or when somebody asks for a table.
 """
 
 from __future__ import annotations
@@ -20,53 +20,85 @@ from elephant.net.addresses import Address
 from elephant.net.deadline import Deadline
 from elephant.net.frames import Message
 from elephant.net.stream import Listener, Stream, connect
-from elephant.tables.part_server import BYE, FAILED, HELLO, PUSH, READ, STEP, Contribution, PartServer, tables_context
+from elephant.tables.part_server import (
+    BYE,
+    FAILED,
+    HELLO,
+    PUSH,
+    READ,
+    STEP,
+    PartServer,
+    TableContribution,
+    tables_context,
+)
+from elephant.tables.stack import Groups, Stack, StackPart, stacks_of
 from elephant.tables.stored import OpenedTable, StoredTable, TablePlace
-from elephant.tables.table import ROWS, Slot, TablePart, TableSpec, sums_by_id
+from elephant.tables.table import ROWS, Slot, TablePart, TableSpec
 
 Result = TypeVar("Result")
 # Of one message.
 _MOST_BYTES = 1 << 26
-# Rows whose numbers travel in four bytes.
-_SHORT_ROWS = 1 << 32
 
 
 class Tables(ABC):
-    """Tables of one model, by their places among its layers."""
+    """Tables of one model, by their places among its layers.
 
-    def __init__(self, specs: Sequence[TableSpec]) -> None:
+    Args:
+        specs: Their forms.
+        stacks: Those of all tables.
+    """
+
+    def __init__(self, specs: Sequence[TableSpec], stacks: Sequence[Stack]) -> None:
         self.specs = list(specs)
-        self._contributions: list[list[Contribution]] = [[] for _ in specs]
+        self._stacks = list(stacks)
+        self._pushed: set[int] = set()
+        self._gradients: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in self._stacks]
+        # Of the last lookup in each stack: its gradients have the same numbers, in most models.
+        self._last_groups: list[tuple[np.ndarray, Groups]] = [_grouped([]) for _ in self._stacks]
         self._using = threading.RLock()
         # Where all tables are written, while somebody reads that.
         self._stored: list[dict[str, StoredTable]] = []
 
-    def look_up(self, table: int, ids: np.ndarray) -> np.ndarray:
-        """Returns the rows of ids, float32 of shape (ids, width).
+    def look_up(self, wanted: Sequence[tuple[int, np.ndarray]]) -> list[np.ndarray]:
+        """Returns the rows of ids of tables, float32 of shape (ids, width) for each.
 
         Args:
-            ids: int64 of shape (ids,), all of rows that there are.
+            wanted: Tables, of which one may be there several times, and ids: int64 of shape (ids,), all of rows that
+                there are.
         """
         with self._using:
-            unique, places = np.unique(ids, return_inverse=True)
-            return self._rows_of(table, unique, self._taken(table))[places]
+            contribution = self._taken()
+            numbers = [self._numbers(stack, wanted) for stack in self._stacks]
+            self._last_groups = [_grouped(one) for one in numbers]
+            rows = self._rows_of([groups.numbers for _, groups in self._last_groups], contribution)
+            found: dict[int, np.ndarray] = {}
+            for stack, own, one, (_, groups) in zip(self._stacks, numbers, rows, self._last_groups, strict=True):
+                ends = np.cumsum([len(numbers) for numbers in own])[:-1]
+                places = [place for place, (table, _) in enumerate(wanted) if table in stack.tables]
+                found.update(zip(places, np.split(groups.spread(one), ends), strict=False))
+            return [found[place] for place in range(len(wanted))]
 
-    def push(self, table: int, ids: np.ndarray, gradients: np.ndarray) -> None:
+    def push(self, given: Sequence[tuple[int, np.ndarray, np.ndarray]]) -> None:
         """Takes gradients of the step that has looked ids up.
 
         Args:
-            gradients: Those of the rows, as they are to be added up over all ranks; float32 of shape (ids, width).
+            given: Tables, ids, and gradients of these rows, as they are to be added up over all ranks; float32 of shape
+                (ids, width).
         """
         with self._using:
-            self._contributions[table].append((ids, gradients))
+            self._pushed |= {table for table, _, _ in given}
+            for stack, waiting in zip(self._stacks, self._gradients, strict=True):
+                gradients = [one for table, _, one in given if table in stack.tables]
+                if gradients:
+                    numbers = self._numbers(stack, [(table, ids) for table, ids, _ in given])
+                    waiting.append((np.concatenate(numbers), np.concatenate(gradients)))
 
     def flush(self) -> None:
         """Has all gradients applied that have come; returns before that has been done everywhere."""
         with self._using:
-            for table in range(len(self.specs)):
-                contribution = self._taken(table)
-                if contribution is not None:
-                    self._update(table, *contribution)
+            contribution = self._taken()
+            if contribution is not None:
+                self._update(contribution)
 
     def whole(self, table: int, name: str) -> np.ndarray:
         """Returns a copy of all rows, or of a slot of the rule, with all gradients that have come."""
@@ -104,21 +136,36 @@ class Tables(ABC):
         stored = self._stored[table] if self._stored else {}
         return stored[name].to_array() if stored else self.whole(table, name)
 
-    def _taken(self, table: int) -> Contribution | None:
-        """Returns the sums of the gradients that wait, by id, and takes them away; None where none have come."""
-        pending, self._contributions[table] = self._contributions[table], []
-        if not pending:
+    def _taken(self) -> TableContribution | None:
+        """Returns the sums of the gradients that wait, and takes them away; None where none have come."""
+        if not self._pushed:
             return None
-        ids, gradients = (np.concatenate([one[place] for one in pending]) for place in range(2))
-        return sums_by_id(ids, gradients)
+        contribution = TableContribution(tuple(sorted(self._pushed)), [], [])
+        for stack, waiting, (last, of_last) in zip(self._stacks, self._gradients, self._last_groups, strict=True):
+            numbers = np.concatenate([np.empty(0, np.int64), *(one for one, _ in waiting)])
+            groups = of_last if np.array_equal(numbers, last) else Groups.of(numbers)
+            gradients = [np.empty((0, stack.specs[0].width), np.float32), *(one for _, one in waiting)]
+            contribution.numbers.append(groups.numbers)
+            contribution.gradients.append(groups.sums(np.concatenate(gradients)))
+            waiting.clear()
+        self._pushed = set()
+        return contribution
+
+    def _numbers(self, stack: Stack, wanted: Sequence[tuple[int, np.ndarray]]) -> list[np.ndarray]:
+        """Returns numbers of the ids of a stack's tables among those that are wanted."""
+        return [stack.first_of(table) + ids for table, ids in wanted if table in stack.tables]
 
     @abstractmethod
-    def _rows_of(self, table: int, ids: np.ndarray, contribution: Contribution | None) -> np.ndarray:
-        """Returns the rows of ids in ascending order, each there once, after an update with a contribution."""
+    def _rows_of(self, numbers: Sequence[np.ndarray], contribution: TableContribution | None) -> list[np.ndarray]:
+        """Returns rows of each stack after an update with a contribution.
+
+        Args:
+            numbers: Of the rows of each stack, in ascending order, each there once.
+        """
 
     @abstractmethod
-    def _update(self, table: int, ids: np.ndarray, gradients: np.ndarray) -> None:
-        """Updates the rows of ids in ascending order, each there once."""
+    def _update(self, contribution: TableContribution) -> None:
+        """Updates the rows of a contribution."""
 
     @abstractmethod
     def _whole(self, table: int, name: str) -> np.ndarray:
@@ -138,47 +185,58 @@ class LocalTables(Tables):
     """
 
     def __init__(self, specs: Sequence[TableSpec], arrays: Sequence[Mapping[str, np.ndarray]] = ()) -> None:
-        super().__init__(specs)
+        # Each is made when it is used first, or read from a file, and so lies in arrays of its own.
+        super().__init__(specs, [Stack((table,), (spec,), 1) for table, spec in enumerate(specs)])
         self._given = [*arrays, *({} for _ in specs[len(arrays) :])]
-        self._parts: dict[int, TablePart] = {}
+        self._stack_parts: dict[int, StackPart] = {}
         self._opened: dict[int, OpenedTable] = {}
 
     def own_arrays(self, table: int) -> dict[str, np.ndarray]:
         """Returns copies of rows and slots by name, or references to them; nothing of what is as it is drawn."""
         with self._using:
-            if table in self._parts or self._contributions[table]:
+            if table in self._stack_parts or table in self._pushed:
                 return {name: self.whole(table, name) for name in (ROWS, *self.specs[table].slots)}
             return {name: np.array(given) for name, given in self._given[table].items()}
 
     def state(self, table: int, name: str) -> np.ndarray:
-        is_changed = self._stored or table in self._parts or self._contributions[table]
+        is_changed = self._stored or table in self._stack_parts or table in self._pushed
         given = None if is_changed else self._given[table].get(name)
         return super().state(table, name) if given is None else np.array(given)
 
-    def _rows_of(self, table: int, ids: np.ndarray, contribution: Contribution | None) -> np.ndarray:
+    def _rows_of(self, numbers: Sequence[np.ndarray], contribution: TableContribution | None) -> list[np.ndarray]:
         if contribution is not None:
-            self._update(table, *contribution)
-        if table not in self._parts and (stored := StoredTable.from_array(self._given[table].get(ROWS))) is not None:
+            self._update(contribution)
+        return [self._rows_here(table, own) for table, own in enumerate(numbers)]
+
+    def _rows_here(self, table: int, ids: np.ndarray) -> np.ndarray:
+        if not len(ids):
+            return np.empty((0, self.specs[table].width), np.float32)
+        stored = StoredTable.from_array(self._given[table].get(ROWS))
+        if table not in self._stack_parts and stored is not None:
             if table not in self._opened:
                 self._opened[table] = stored.opened()
             return self._opened[table].take(ids)
-        return self._part_here(table).take(ids)
+        return self._stack_part(table).take(ids)
 
-    def _update(self, table: int, ids: np.ndarray, gradients: np.ndarray) -> None:
-        self._part_here(table).update(ids, gradients)
+    def _update(self, contribution: TableContribution) -> None:
+        for table in contribution.tables:
+            self._stack_part(table).update(contribution.numbers[table], contribution.gradients[table], [table])
 
     def _whole(self, table: int, name: str) -> np.ndarray:
         stored = StoredTable.from_array(self._given[table].get(name))
-        if table not in self._parts and stored is not None:
+        if table not in self._stack_parts and stored is not None:
             return stored.opened().part()
         return self._part_here(table).arrays[name].copy()
 
     def _part_here(self, table: int) -> TablePart:
-        if table not in self._parts:
-            self._parts[table] = TablePart(self.specs[table], arrays=self._given[table])
+        return self._stack_part(table).parts[0]
+
+    def _stack_part(self, table: int) -> StackPart:
+        if table not in self._stack_parts:
+            self._stack_parts[table] = StackPart(self._stacks[table], 0, [self._given[table]])
             self._given[table] = {}
             self._opened.pop(table, None)
-        return self._parts[table]
+        return self._stack_parts[table]
 
 
 class RankTables(Tables):
@@ -216,17 +274,17 @@ class RankTables(Tables):
         run_id: str,
         wait_s: float,
     ) -> None:
-        super().__init__(specs)
-        parts = [TablePart(spec, rank, world_size, one) for spec, one in zip(specs, arrays, strict=True)]
+        super().__init__(specs, stacks_of(specs, world_size))
+        stack_parts = [StackPart(stack, rank, [arrays[table] for table in stack.tables]) for stack in self._stacks]
         self._rank, self._world_size = rank, world_size
         self._token, self._run_id, self._wait_s = token, run_id, wait_s
-        self._rounds = [0] * len(specs)
+        self._round = 0
         self._streams: dict[int, Stream] = {}
         self._sent = 0
         self.waited_s = 0.0
         self.share: Callable[[], float | None] = lambda: None
         self.error: Exception | None = None
-        self._server = PartServer(parts, world_size, listener, token=token, run_id=run_id, wait_s=wait_s)
+        self._server = PartServer(stack_parts, world_size, listener, token=token, run_id=run_id, wait_s=wait_s)
 
     @property
     def address(self) -> Address:
@@ -251,21 +309,21 @@ class RankTables(Tables):
                 self._streams[rank] = stream
                 stream.send(Message(kind=HELLO, fields={"rank": self._rank}), deadline)
 
-    def look_up(self, table: int, ids: np.ndarray) -> np.ndarray:
+    def look_up(self, wanted: Sequence[tuple[int, np.ndarray]]) -> list[np.ndarray]:
         with self._using:
             began = time.monotonic()
             try:
-                return self._noting(lambda: Tables.look_up(self, table, ids))
+                return self._noting(lambda: Tables.look_up(self, wanted))
             finally:
                 self.waited_s += time.monotonic() - began
 
-    def push(self, table: int, ids: np.ndarray, gradients: np.ndarray) -> None:
+    def push(self, given: Sequence[tuple[int, np.ndarray, np.ndarray]]) -> None:
         """Takes gradients of the mean over this rank's rows of the step."""
         share = self.share()
         if share is not None:
             # Of rows that stand in for others there is nothing to add up.
-            count = len(ids) if share else 0
-            super().push(table, ids[:count], gradients[:count] * np.float32(share))
+            end = None if share else 0
+            super().push([(table, ids[:end], one[:end] * np.float32(share)) for table, ids, one in given])
 
     def flush(self) -> None:
         self._noting(lambda: Tables.flush(self))
@@ -290,34 +348,52 @@ class RankTables(Tables):
             self.error = self.error or error
             raise
 
-    def _rows_of(self, table: int, ids: np.ndarray, contribution: Contribution | None) -> np.ndarray:
-        number = self._next_round(table, contribution)
-        cuts = self._cut(ids)
-        push_cuts = None if contribution is None else self._cut(contribution[0])
+    def _rows_of(self, numbers: Sequence[np.ndarray], contribution: TableContribution | None) -> list[np.ndarray]:
+        cuts = [self._cut(own) for own in numbers]
+        wanted = [_of_rank(rank, numbers, cuts) for rank in range(self._world_size)]
+        self._share_out(STEP, contribution, wanted)
+        found = {self._rank: self._server.take(self._round, wanted[self._rank])}
         for rank in self._streams:
-            arrays: tuple[np.ndarray, ...] = (self._travelling(table, ids[cuts[rank]]),)
-            if contribution is not None and push_cuts is not None:
-                arrays = (*self._contribution(table, contribution, push_cuts[rank]), *arrays)
-            self._send(rank, STEP, {"table": table, "round": number}, arrays)
-        if contribution is not None and push_cuts is not None:
-            self._contribute(table, number, contribution, push_cuts[self._rank])
-        rows = np.empty((len(ids), self.specs[table].width), np.float32)
-        rows[cuts[self._rank]] = self._server.take(table, number, ids[cuts[self._rank]])
-        for rank in self._streams:
-            (found,) = self._received(rank)
-            rows[cuts[rank]] = found
+            found[rank] = list(self._received(rank, len(self._stacks)))
+        rows = [
+            np.empty((len(own), stack.specs[0].width), np.float32)
+            for stack, own in zip(self._stacks, numbers, strict=True)
+        ]
+        for rank, arrays in found.items():
+            for whole, cut, array in zip(rows, cuts, arrays, strict=True):
+                whole[cut[rank]] = array
         return rows
 
-    def _update(self, table: int, ids: np.ndarray, gradients: np.ndarray) -> None:
-        contribution = ids, gradients
-        number, cuts = self._next_round(table, contribution), self._cut(ids)
+    def _update(self, contribution: TableContribution) -> None:
+        self._share_out(PUSH, contribution, [[] for _ in range(self._world_size)])
+
+    def _share_out(self, kind: str, contribution: TableContribution | None, wanted: Sequence[list[np.ndarray]]) -> None:
+        """Gives each rank its rows' part of a contribution, and the numbers that are wanted of it.
+
+        Args:
+            wanted: Of each rank, for each stack.
+        """
+        tables, shares = [], None
+        if contribution is not None:
+            self._round += 1
+            tables, shares = list(contribution.tables), self._shares_of(contribution)
         for rank in self._streams:
-            arrays = self._contribution(table, contribution, cuts[rank])
-            self._send(rank, PUSH, {"table": table, "round": number}, arrays)
-        self._contribute(table, number, contribution, cuts[self._rank])
+            arrays = self._travelling(wanted[rank])
+            if shares is not None:
+                arrays = [*self._travelling(shares[rank].numbers), *shares[rank].gradients, *arrays]
+            self._send(rank, kind, {"round": self._round, "tables": tables}, tuple(arrays))
+        if shares is not None:
+            self._server.contribute(self._rank, self._round, shares[self._rank])
+
+    def _shares_of(self, contribution: TableContribution) -> list[TableContribution]:
+        """Returns each rank's rows of a contribution."""
+        tables, *both = contribution
+        cuts = [self._cut(own) for own in contribution.numbers]
+        ranks = range(self._world_size)
+        return [TableContribution(tables, *(_of_rank(rank, arrays, cuts) for arrays in both)) for rank in ranks]
 
     def _whole(self, table: int, name: str) -> np.ndarray:
-        spec, number = self.specs[table], self._rounds[table]
+        spec, number = self.specs[table], self._round
         whole = np.empty(spec.shape_of(name), np.float32)
         slot = Slot(None, 0.0) if name == ROWS else spec.slots[name]
         if slot.per_row == 0:
@@ -333,48 +409,47 @@ class RankTables(Tables):
                 else:
                     fields = {"table": table, "round": number, "name": name, "first": first, "count": count}
                     self._send(rank, READ, fields, ())
-                    (found,) = self._received(rank)
+                    (found,) = self._received(rank, 1)
                 part[first : first + count] = found
         return whole
 
     def _part_here(self, table: int) -> TablePart:
-        return self._server.part(table, self._rounds[table])
+        return self._server.part(table, self._round)
 
-    def _next_round(self, table: int, contribution: Contribution | None) -> int:
-        self._rounds[table] += contribution is not None
-        return self._rounds[table]
-
-    def _cut(self, ids: np.ndarray) -> list[np.ndarray]:
-        """Returns the places of each rank's ids among these."""
-        owners = ids % self._world_size
+    def _cut(self, numbers: np.ndarray) -> list[np.ndarray]:
+        """Returns the places of each rank's numbers among these."""
+        owners = numbers % self._world_size
         return [np.flatnonzero(owners == rank) for rank in range(self._world_size)]
 
-    def _contribution(self, table: int, contribution: Contribution, places: np.ndarray) -> Contribution:
-        ids, gradients = contribution
-        return self._travelling(table, ids[places]), gradients[places]
-
-    def _contribute(self, table: int, number: int, contribution: Contribution, places: np.ndarray) -> None:
-        self._server.contribute(table, self._rank, number, contribution[0][places], contribution[1][places])
-
-    def _travelling(self, table: int, ids: np.ndarray) -> np.ndarray:
-        return ids.astype(np.uint32) if self.specs[table].num_rows <= _SHORT_ROWS else ids
+    def _travelling(self, numbers: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return [own.astype(stack.dtype) for stack, own in zip(self._stacks, numbers, strict=False)]
 
     def _send(self, rank: int, kind: str, fields: Mapping[str, Any], arrays: tuple[np.ndarray, ...]) -> None:
         with _naming(rank):
             self._streams[rank].send(Message(kind=kind, fields=fields, arrays=arrays), self._sending())
         self._sent += sum(array.nbytes for array in arrays)
 
-    def _received(self, rank: int) -> tuple[np.ndarray, ...]:
+    def _received(self, rank: int, count: int) -> tuple[np.ndarray, ...]:
         with _naming(rank):
             message = self._streams[rank].receive(Deadline(self._wait_s, f"Waiting for rank {rank}'s part of a table"))
         if message.kind == FAILED:
             raise PeerLostError(str(message.fields.get("text")))
-        if len(message.arrays) != 1:
-            raise ProtocolError(f"Expected one array of rank {rank}. Received: {message.kind!r}.")
+        if len(message.arrays) != count:
+            raise ProtocolError(f"Expected {count} arrays of rank {rank}. Received: {message.kind!r}.")
         return message.arrays
 
     def _sending(self) -> Deadline:
         return Deadline(self._wait_s, "Sending to another rank's tables")
+
+
+def _of_rank(rank: int, arrays: Sequence[np.ndarray], cuts: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
+    return [np.take(array, cut[rank], axis=0) for array, cut in zip(arrays, cuts, strict=True)]
+
+
+def _grouped(numbers: Sequence[np.ndarray]) -> tuple[np.ndarray, Groups]:
+    """Returns numbers together, and their groups."""
+    together = np.concatenate([np.empty(0, np.int64), *numbers])
+    return together, Groups.of(together)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""One part of an embedding table: its rows, what its optimizer remembers of them, and one update for each touched row.
+"""One part of an embedding table: its rows, and what its optimizer remembers of them; and the optimizers.
 
 Row i of a table of N parts is row i // N of part i mod N, so that frequent ids, which often are the small ones, fall on
 all of them. The initial rows are drawn in blocks of all parts' rows: they are the same whatever N is.
@@ -46,34 +46,39 @@ class RowRule(NamedTuple):
 
     Args:
         slots: Arrays that it remembers, by name.
-        move: Takes the slots of the touched rows, which it changes, their gradients and a count of the updates so far,
-            this one included; returns what is taken off the rows, times the learning rate.
+        move: Takes the slots of the touched rows, which it changes, their gradients and a scale of each row; returns
+            what is taken off the rows, times the learning rate.
+        scale: Takes a count of the updates of a table so far, this one included.
     """
 
     slots: dict[str, Slot]
-    move: Callable[[Slots, np.ndarray, int], np.ndarray]
+    move: Callable[[Slots, np.ndarray, np.ndarray], np.ndarray]
+    scale: Callable[[int], float] = lambda count: 1.0
 
 
-def _sgd(slots: Slots, gradients: np.ndarray, count: int) -> np.ndarray:
+def _sgd(slots: Slots, gradients: np.ndarray, scales: np.ndarray) -> np.ndarray:
     return gradients
 
 
-def _adagrad(slots: Slots, gradients: np.ndarray, count: int) -> np.ndarray:
+def _adagrad(slots: Slots, gradients: np.ndarray, scales: np.ndarray) -> np.ndarray:
     slots["accumulator"][...] += np.square(gradients)
     return gradients / np.sqrt(slots["accumulator"] + np.float32(_EPSILON))
 
 
-def _rowwise_adagrad(slots: Slots, gradients: np.ndarray, count: int) -> np.ndarray:
+def _rowwise_adagrad(slots: Slots, gradients: np.ndarray, scales: np.ndarray) -> np.ndarray:
     slots["accumulator"][...] += np.mean(np.square(gradients), axis=1, keepdims=True)
     return gradients / np.sqrt(slots["accumulator"] + np.float32(_EPSILON))
 
 
-def _lazy_adam(slots: Slots, gradients: np.ndarray, count: int) -> np.ndarray:
+def _lazy_adam(slots: Slots, gradients: np.ndarray, scales: np.ndarray) -> np.ndarray:
     mean, square = slots["momentum"], slots["velocity"]
     mean += (gradients - mean) * np.float32(1 - _BETA_1)
     square += (np.square(gradients) - square) * np.float32(1 - _BETA_2)
-    scale = math.sqrt(1 - _BETA_2**count) / (1 - _BETA_1**count)
-    return mean * np.float32(scale) / (np.sqrt(square) + np.float32(_EPSILON))
+    return mean * scales / (np.sqrt(square) + np.float32(_EPSILON))
+
+
+def _adam_scale(count: int) -> float:
+    return math.sqrt(1 - _BETA_2**count) / (1 - _BETA_1**count)
 
 
 # Adagrad: Duchi, Hazan & Singer 2011, in Keras' form; by rows: one accumulator of a row's mean square, as in DLRM
@@ -84,7 +89,7 @@ RULES: dict[str, RowRule] = {
     "adagrad": RowRule({"accumulator": Slot(None, _FIRST_SQUARE)}, _adagrad),
     "rowwise_adagrad": RowRule({"accumulator": Slot(1, _FIRST_SQUARE)}, _rowwise_adagrad),
     "lazy_adam": RowRule(
-        {"momentum": Slot(None, 0.0), "velocity": Slot(None, 0.0), "updates": Slot(0, 0.0)}, _lazy_adam
+        {"momentum": Slot(None, 0.0), "velocity": Slot(None, 0.0), "updates": Slot(0, 0.0)}, _lazy_adam, _adam_scale
     ),
 }
 
@@ -179,11 +184,6 @@ class TablePart:
 
     Attributes:
         arrays: Rows and slots by name: float32 of shape (rows, ...).
-
-    >>> part = TablePart(TableSpec(num_rows=4, width=1, rule="sgd", learning_rate=0.5, draw="constant", drawn=(1.0,)))
-    >>> part.update(np.array([3, 1, 3]), np.array([[1.0], [2.0], [1.0]], np.float32))
-    >>> part.take(np.arange(4)).ravel().tolist()
-    [1.0, 0.0, 1.0, 0.0]
     """
 
     def __init__(
@@ -204,14 +204,6 @@ class TablePart:
             else:
                 self.arrays[name] = np.full(spec.shape_of(name, part, parts), spec.slots[name].first, np.float32)
 
-    def take(self, ids: np.ndarray) -> np.ndarray:
-        """Returns rows of this part, float32 of shape (ids, width).
-
-        Args:
-            ids: Of the whole table, all of this part.
-        """
-        return np.take(self.arrays[ROWS], ids // self.parts, axis=0)
-
     def write(self, place: TablePlace) -> dict[str, StoredTable]:
         """Writes rows and slots; returns by name where all parts' are.
 
@@ -225,43 +217,6 @@ class TablePart:
             if is_divided or self.part == 0:
                 stored[name].write(self.part, array)
         return stored
-
-    def update(self, ids: np.ndarray, gradients: np.ndarray) -> None:
-        """Updates each touched row once, with the sum of its gradients, in the order in which they are given.
-
-        Args:
-            ids: Of the whole table, all of this part; one may be there several times.
-            gradients: float32 of shape (ids, width).
-        """
-        count = 0
-        if "updates" in self.arrays:
-            self.arrays["updates"] += 1
-            count = int(self.arrays["updates"][0, 0])
-        if not len(ids):
-            return
-        touched, sums = sums_by_id(ids, gradients)
-        places = touched // self.parts
-        rule = RULES[self.spec.rule]
-        slots = {name: self.arrays[name][places] for name, slot in rule.slots.items() if slot.per_row != 0}
-        move = rule.move(slots, sums, count)
-        self.arrays[ROWS][places] -= np.float32(self.spec.learning_rate) * move
-        for name, values in slots.items():
-            self.arrays[name][places] = values
-
-
-def sums_by_id(ids: np.ndarray, gradients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns ids without repetition, in ascending order, and the sum of the gradients of each, in the order given.
-
-    >>> ids, sums = sums_by_id(np.array([7, 2, 7]), np.array([[1.0], [2.0], [4.0]], np.float32))
-    >>> ids.tolist(), sums.ravel().tolist()
-    ([2, 7], [2.0, 5.0])
-    """
-    order = np.argsort(ids, kind="stable")
-    ordered = ids[order]
-    firsts = np.flatnonzero(np.diff(ordered, prepend=ordered[:1] - 1)) if len(ids) else np.empty(0, np.intp)
-    if len(firsts) == len(ids):
-        return ordered, gradients[order]
-    return ordered[firsts], np.add.reduceat(gradients[order], firsts, axis=0)
 
 
 def initializer_of(given: Any) -> tuple[str, tuple[float, ...]]:

@@ -11,6 +11,7 @@ import pytest
 from elephant.errors import ConfigurationError, UnsupportedError
 from elephant.modeling.layers.feature_embeddings import ShardedEmbeddings
 from elephant.modeling.layers.sharded_embedding import ShardedEmbedding, sharded_embeddings
+from elephant.tables.rank_tables import LocalTables
 
 
 @dataclass(order=True)
@@ -256,3 +257,22 @@ def test_rows_when_a_table_has_them_then_equal_those_of_a_layer_of_its_own():
     (of_configs,) = ShardedEmbeddings(CLICKED, seed=3).embeddings
     own = ShardedEmbedding(50, 4, seed=3)
     np.testing.assert_array_equal(of_configs.table_spec.initial_rows(), own.table_spec.initial_rows())
+
+
+def test_features_when_their_tables_are_those_of_a_fit_then_a_step_looks_all_up_at_once_and_frozen_ones_stay():
+    model = model_of(ShardedEmbeddings(CONFIGS, seed=3))
+    embeddings = {one.name: one for one in sharded_embeddings(model)}
+    embeddings["users"].trainable = False
+    model.compile("sgd", "mse")
+    tables, calls = LocalTables([one.table_spec for one in embeddings.values()]), []
+    for name in ("look_up", "push"):
+        call = getattr(tables, name)
+        setattr(tables, name, lambda given, name=name, call=call: calls.append((name, len(given))) or call(given))
+    for place, one in enumerate(embeddings.values()):
+        one.divide(tables, place)
+    before = {name: one.table_variables[0].numpy() for name, one in embeddings.items()}
+    model.train_on_batch(IDS, TARGETS)
+    # On PyTorch, Keras calls the layer once more, to build the loss.
+    assert calls[-2:] == [("look_up", 3), ("push", 2)] and set(calls[:-2]) <= {("look_up", 3)}
+    stays = {name: np.array_equal(one.table_variables[0].numpy(), before[name]) for name, one in embeddings.items()}
+    assert stays == {"items": False, "users": True}

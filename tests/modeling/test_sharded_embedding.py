@@ -148,7 +148,7 @@ def test_strings_when_hashed_then_are_looked_up():
 def test_ids_when_no_row_has_them_then_says_which(ids, said):
     layer = ShardedEmbedding(30, 2, name="user")
     with pytest.raises(DataError, match=said):
-        layer._known(ids)
+        layer.known(ids)
 
 
 @pytest.mark.parametrize(

@@ -20,14 +20,19 @@ TOKEN, RUN = b"t" * 16, "run"
 SPECS = [
     TableSpec(num_rows=40, width=3, rule="adagrad", learning_rate=0.1, seed=1),
     TableSpec(num_rows=11, width=2, rule="lazy_adam", learning_rate=0.1, seed=2),
+    # Each is of the form of one above, and is stacked with it.
+    TableSpec(num_rows=7, width=3, rule="adagrad", learning_rate=0.1, seed=3),
+    TableSpec(num_rows=5, width=2, rule="lazy_adam", learning_rate=0.1, seed=4),
 ]
+
+NONE, NO_ROWS = np.empty(0, np.int64), np.empty((0, 2), np.float32)
 
 
 def opened(world, wait_s=20.0):
     ranks = [
         RankTables(
             SPECS,
-            [{}, {}],
+            [{} for _ in SPECS],
             rank=rank,
             world_size=world,
             listener=Listener.bind("127.0.0.1"),
@@ -51,27 +56,29 @@ def together(ranks, work):
 
 
 def steps_of(rank, count=6):
-    """Ids and gradients of each table in each step: one rank has none in the first steps of the second table."""
+    """Ids and gradients of each table in each step.
+
+    One rank has none in the first steps of the second table, and every other step has no gradients of the last one.
+    """
     random = np.random.default_rng(rank)
     for step in range(count):
         yield [
-            (ids := random.integers(0, spec.num_rows, 0 if table and step < 2 and rank else 9),
+            (ids := random.integers(0, spec.num_rows, 0 if table == 1 and step < 2 and rank else 9),
              random.normal(size=(len(ids), spec.width)).astype(np.float32))
-            for table, spec in enumerate(SPECS)
+            for table, spec in enumerate(SPECS[: 4 - step % 2])
         ]  # fmt: skip
 
 
 def trained(tables, rank):
-    """Takes the steps: each table is looked up twice in a step, and its gradients come in the other order."""
-    seen = []
+    """Takes the steps: tables are looked up twice in a step, and their gradients come in the other order."""
     for step in steps_of(rank):
+        tables.look_up([(table, ids[:4]) for table, (ids, _) in enumerate(step)])
         for table, (ids, _) in enumerate(step):
-            seen += [tables.look_up(table, ids[:4]), tables.look_up(table, ids[4:])]
+            tables.look_up([(table, ids[4:])])
         for table, (ids, gradients) in reversed([*enumerate(step)]):
-            tables.push(table, ids[4:], gradients[4:])
-            tables.push(table, ids[:4], gradients[:4])
+            tables.push([(table, ids[4:], gradients[4:])])
+        tables.push([(table, ids[:4], gradients[:4]) for table, (ids, gradients) in enumerate(step)])
     tables.flush()
-    return seen
 
 
 def ended(tables, rank):
@@ -89,13 +96,13 @@ def test_tables_when_several_ranks_update_them_then_equal_one_process_on_all_row
         assert together(ranks, ended) == [None] * world
     for one, other in zip(*runs, strict=True):
         np.testing.assert_array_equal(one, other)
-    local = LocalTables(SPECS)
+    each = [LocalTables([spec]) for spec in SPECS]
     for step in zip(*map(steps_of, range(world)), strict=True):
-        for table in range(len(SPECS)):
+        for table in range(len(step[0])):
             ids, gradients = (np.concatenate([own[table][place] for own in step]) for place in range(2))
-            local.look_up(table, ids)
-            local.push(table, ids, gradients / np.float32(world))
-    expected = [local.whole(table, name) for table, spec in enumerate(SPECS) for name in (ROWS, *spec.slots)]
+            each[table].push([(0, ids, gradients / np.float32(world))])
+            each[table].flush()
+    expected = [local.whole(0, name) for local, spec in zip(each, SPECS, strict=True) for name in (ROWS, *spec.slots)]
     for found, one in zip(runs[0], expected, strict=True):
         np.testing.assert_allclose(found, one, atol=1e-5)
 
@@ -105,8 +112,8 @@ def test_rows_when_looked_up_out_of_a_step_then_one_rank_waits_for_no_other_and_
     before = ranks[0].whole(0, ROWS)
     ranks[0].share = lambda: None
     for _ in range(3):
-        found = ranks[0].look_up(0, np.array([3, 0, 3]))
-        ranks[0].push(0, np.array([3, 0, 3]), np.ones((3, 3), np.float32))
+        (found,) = ranks[0].look_up([(0, np.array([3, 0, 3]))])
+        ranks[0].push([(0, np.array([3, 0, 3]), np.ones((3, 3), np.float32))])
     np.testing.assert_array_equal(found, before[[3, 0, 3]])
     np.testing.assert_array_equal(ranks[1].whole(0, ROWS), before)
     assert together(ranks, ended) == [None, None]
@@ -118,13 +125,13 @@ def test_rank_without_rows_when_others_have_some_then_contributes_nothing_and_ho
     ids, gradients = np.arange(4), np.ones((4, 3), np.float32)
 
     def step(tables, rank):
-        tables.look_up(0, ids)
-        tables.push(0, ids, gradients * (np.nan if rank else 1))
+        tables.look_up([(0, ids)])
+        tables.push([(0, ids, gradients * (np.nan if rank else 1))])
         tables.flush()
 
     together(ranks, step)
     local = LocalTables(SPECS)
-    local.push(0, ids, gradients)
+    local.push([(0, ids, gradients)])
     np.testing.assert_array_equal(ranks[1].whole(0, ROWS), local.whole(0, ROWS))
     together(ranks, ended)
 
@@ -133,11 +140,11 @@ def test_rank_when_another_is_gone_in_a_step_then_has_an_error_in_seconds():
     ranks = opened(2)
 
     def work(tables, rank):
-        tables.push(0, np.array([1]), np.ones((1, 3), np.float32))
+        tables.push([(0, np.array([1]), np.ones((1, 3), np.float32))])
         if rank:
             tables.close()
             return None
-        return tables.look_up(0, np.array([1, 2]))
+        return tables.look_up([(0, np.array([1, 2]))])
 
     began = time.monotonic()
     error, _ = together(ranks, work)
@@ -147,9 +154,9 @@ def test_rank_when_another_is_gone_in_a_step_then_has_an_error_in_seconds():
 
 def test_rank_when_another_is_silent_then_has_an_error_at_the_deadline():
     ranks = opened(2, wait_s=0.5)
-    ranks[0].push(0, np.array([1]), np.ones((1, 3), np.float32))
-    with pytest.raises((DeadlineExceededError, PeerLostError), match="gradients of table 0|rank 1's part"):
-        ranks[0].look_up(0, np.array([1, 2]))
+    ranks[0].push([(0, np.array([1]), np.ones((1, 3), np.float32))])
+    with pytest.raises((DeadlineExceededError, PeerLostError), match="gradients of tables|rank 1's part"):
+        ranks[0].look_up([(0, np.array([1, 2]))])
     for tables in ranks:
         tables.close()
 
@@ -157,27 +164,40 @@ def test_rank_when_another_is_silent_then_has_an_error_at_the_deadline():
 @pytest.mark.parametrize(
     ("kind", "fields", "arrays"),
     [
-        ("Nothing", {"table": 0, "round": 1}, ()),
+        ("Nothing", {"round": 1, "tables": []}, ()),
         (HELLO, {"rank": 2}, ()),
-        (STEP, {"table": 9, "round": 0}, (np.arange(2),)),
-        (STEP, {"table": 0, "round": 0}, (np.array([1]),)),
-        (STEP, {"table": 0, "round": 0}, (np.array([400]),)),
-        (STEP, {"table": 0, "round": 0}, (np.array([0.5]),)),
-        (PUSH, {"table": 0, "round": 5}, (np.array([2]), np.ones((1, 3), np.float32))),
-        (PUSH, {"table": 0, "round": 1}, (np.array([2]), np.ones((1, 2), np.float32))),
+        (STEP, {"table": 0, "round": 0}, (np.arange(2), NONE)),
+        (STEP, {"round": 0, "tables": []}, (np.arange(0, 4, 2),)),
+        (STEP, {"round": 0, "tables": []}, (np.array([1]), NONE)),
+        (STEP, {"round": 0, "tables": []}, (np.array([4, 2]), NONE)),
+        (STEP, {"round": 0, "tables": []}, (np.array([2, 2]), NONE)),
+        (STEP, {"round": 0, "tables": []}, (np.array([48]), NONE)),
+        (STEP, {"round": 0, "tables": []}, (NONE, np.array([18]))),
+        (STEP, {"round": 0, "tables": []}, (np.array([-2]), NONE)),
+        (STEP, {"round": 0, "tables": []}, (np.array([0.5]), NONE)),
+        (PUSH, {"round": 5, "tables": [0]}, (np.array([2]), NONE, np.ones((1, 3), np.float32), NO_ROWS)),
+        (PUSH, {"round": 1, "tables": [0, 4]}, (np.array([2]), NONE, np.ones((1, 3), np.float32), NO_ROWS)),
+        (PUSH, {"round": 1, "tables": [0]}, (np.array([2]), NONE, np.ones((1, 2), np.float32), NO_ROWS)),
+        (PUSH, {"round": 1, "tables": [0]}, (np.array([2]), NONE, np.ones((1, 3)), NO_ROWS)),
+        (PUSH, {"round": 1, "tables": [1]}, (np.array([2]), NONE, np.ones((1, 3), np.float32), NO_ROWS)),
+        (PUSH, {"round": 1, "tables": [0, 1]}, (np.array([2]), NONE, np.ones((1, 3), np.float32), NO_ROWS)),
         ("Read", {"table": 0, "round": 0, "name": "none", "first": 0, "count": 1}, ()),
+        ("Read", {"table": 4, "round": 0, "name": ROWS, "first": 0, "count": 1}, ()),
         ("Read", {"table": 0, "round": 0}, ()),
     ],
 )
 def test_server_when_it_gets_what_no_rank_sends_then_ends_that_connection_and_the_table_stays(kind, fields, arrays):
     ranks = opened(2)
-    before = ranks[0]._server._parts[0].arrays[ROWS].copy()
+    # The first one waits for the round's other contribution.
+    ranks[0].push([(0, np.array([2]), np.ones((1, 3), np.float32))])
+    ranks[0].flush()
+    before = ranks[0]._server._stack_parts[0].parts[0].arrays[ROWS].copy()
     with connect(ranks[0].address, TOKEN, tables_context(RUN), Deadline(5, "connecting")) as stream:
         stream.send(Message(kind=HELLO, fields={"rank": 1}), Deadline(5, "sending"))
         stream.send(Message(kind=kind, fields=fields, arrays=arrays), Deadline(5, "sending"))
         with pytest.raises(NetworkError):
             stream.receive(Deadline(5, "receiving"))
-    np.testing.assert_array_equal(ranks[0]._server._parts[0].arrays[ROWS], before)
+    np.testing.assert_array_equal(ranks[0]._server._stack_parts[0].parts[0].arrays[ROWS], before)
     for tables in ranks:
         tables.close()
 
@@ -202,8 +222,8 @@ def test_bytes_when_ids_repeat_then_each_row_travels_once():
     ids = np.repeat(np.arange(40), 50)
 
     def step(tables, rank):
-        tables.look_up(0, ids)
-        tables.push(0, ids, np.ones((len(ids), 3), np.float32))
+        tables.look_up([(0, ids)])
+        tables.push([(0, ids, np.ones((len(ids), 3), np.float32))])
         tables.flush()
 
     together(ranks, step)

@@ -5,6 +5,7 @@ import pytest
 
 from elephant.errors import CheckpointError
 from elephant.tables.rank_tables import LocalTables
+from elephant.tables.stack import Stack, StackPart
 from elephant.tables.stored import StoredTable, TablePlace, shape_of
 from elephant.tables.table import ROWS, TablePart, TableSpec
 
@@ -13,8 +14,9 @@ SPEC = TableSpec(num_rows=7, width=3, rule="lazy_adam", seed=4)
 
 def stored_by(folder, parts):
     """Returns references to a table of so many parts that has taken one update, and its arrays."""
-    whole = TablePart(SPEC)
-    whole.update(np.array([5, 1]), np.ones((2, 3), np.float32))
+    stacked = StackPart(Stack((0,), (SPEC,), 1))
+    stacked.update(np.array([5, 1]), np.ones((2, 3), np.float32), [0])
+    (whole,) = stacked.parts
     place = TablePlace(url=str(folder), state="fit.1-0.0")
     written = [TablePart(SPEC, part, parts, whole.arrays).write(place) for part in range(parts)]
     assert all(one == written[0] for one in written)
@@ -38,14 +40,14 @@ def test_tables_when_rows_are_in_files_then_are_looked_up_there_until_they_chang
     references, arrays = stored_by(tmp_path, 2)
     tables = LocalTables([SPEC], [references])
     ids = np.array([6, 0, 6, 5])
-    np.testing.assert_array_equal(tables.look_up(0, ids), arrays[ROWS][ids])
+    np.testing.assert_array_equal(tables.look_up([(0, ids)])[0], arrays[ROWS][ids])
     np.testing.assert_array_equal(tables.state(0, ROWS), references[ROWS])
     np.testing.assert_array_equal(tables.whole(0, "velocity"), arrays["velocity"])
-    tables.push(0, ids, np.ones((4, 3), np.float32))
-    expected = TablePart(SPEC, arrays=arrays)
-    expected.update(ids, np.ones((4, 3), np.float32))
-    np.testing.assert_array_equal(tables.state(0, ROWS), expected.arrays[ROWS])
-    np.testing.assert_array_equal(tables.look_up(0, ids), expected.take(ids))
+    tables.push([(0, ids, np.ones((4, 3), np.float32))])
+    expected = StackPart(Stack((0,), (SPEC,), 1), 0, [arrays])
+    expected.update(ids, np.ones((4, 3), np.float32), [0])
+    np.testing.assert_array_equal(tables.state(0, ROWS), expected.parts[0].arrays[ROWS])
+    np.testing.assert_array_equal(tables.look_up([(0, ids)])[0], expected.take(ids))
 
 
 def test_table_when_its_folder_is_on_another_file_system_then_is_copied_here_while_it_is_used(monkeypatch, tmp_path):

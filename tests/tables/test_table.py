@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 
 from elephant.errors import ConfigurationError
-from elephant.tables.table import ROWS, RULES, TablePart, TableSpec, initializer_of, sums_by_id
+from elephant.tables.stack import Groups, Stack, StackPart
+from elephant.tables.table import ROWS, RULES, TableSpec, initializer_of
 
 RATE = 0.1
 
@@ -46,14 +47,14 @@ def updated_densely(rule, rows):
 def test_parts_when_updated_with_repeated_ids_then_equal_the_formulas_on_a_whole_table(rule, parts):
     spec = spec_of(rule)
     whole = spec.initial_rows()
-    own = [TablePart(spec, part, parts) for part in range(parts)]
+    own = [StackPart(Stack((0,), (spec,), parts), part) for part in range(parts)]
     for ids, gradients in steps_of():
         for part in own:
             here = ids % parts == part.part
-            part.update(ids[here], gradients[here])
+            part.update(ids[here], gradients[here], [0])
     found = np.empty_like(whole)
     for part in own:
-        found[part.part :: parts] = part.arrays[ROWS]
+        found[part.part :: parts] = part.parts[0].arrays[ROWS]
     np.testing.assert_allclose(found, updated_densely(rule, whole), atol=2e-5)
     untouched = np.setdiff1d(np.arange(len(whole)), np.concatenate([ids for ids, _ in steps_of()]))
     np.testing.assert_array_equal(found[untouched], whole[untouched])
@@ -66,10 +67,11 @@ def test_parts_when_made_of_a_whole_table_then_hold_its_rows_and_slots():
         "velocity": np.ones((10, 3), np.float32),
         "updates": np.full((1, 1), 7, np.float32),
     }
-    part = TablePart(spec, 1, 3, arrays)
+    stack_part = StackPart(Stack((0,), (spec,), 3), 1, [arrays])
+    (part,) = stack_part.parts
     np.testing.assert_array_equal(part.arrays[ROWS], arrays[ROWS][1::3])
     assert part.arrays["updates"][0, 0] == 7 and part.arrays["momentum"].shape == (3, 3)
-    part.update(np.array([4]), np.ones((1, 3), np.float32))
+    stack_part.update(np.array([4]), np.ones((1, 3), np.float32), [0])
     assert arrays[ROWS][4, 0] == 12
 
 
@@ -88,12 +90,14 @@ def test_first_rows_when_drawn_by_any_number_of_parts_then_are_those_of_one(coun
 def test_sums_when_ids_repeat_then_are_added_in_their_order():
     ids = np.array([5, 1, 5, 5, 0])
     gradients = np.array([[1e8], [2.0], [1.0], [-1e8], [3.0]], np.float32)
-    found, sums = sums_by_id(ids, gradients)
-    assert found.tolist() == [0, 1, 5]
+    groups = Groups.of(ids)
+    sums = groups.sums(gradients)
+    assert groups.numbers.tolist() == [0, 1, 5]
     # 1e8 + 1 is 1e8 in float32.
     assert sums.ravel().tolist() == [3.0, 2.0, 0.0]
-    empty = sums_by_id(np.empty(0, np.int64), np.empty((0, 2), np.float32))
-    assert [part.shape for part in empty] == [(0,), (0, 2)]
+    assert groups.spread(sums).ravel().tolist() == [0.0, 2.0, 0.0, 0.0, 3.0]
+    empty = Groups.of(np.empty(0, np.int64))
+    assert empty.numbers.shape == (0,) and empty.sums(np.empty((0, 2), np.float32)).shape == (0, 2)
 
 
 def test_initializer_when_it_cannot_be_drawn_in_parts_then_says_which_can():

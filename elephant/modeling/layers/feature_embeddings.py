@@ -12,7 +12,7 @@ from typing import Any
 import keras
 
 from elephant.errors import ConfigurationError, UnsupportedError
-from elephant.modeling.layers.sharded_embedding import ShardedEmbedding
+from elephant.modeling.layers.sharded_embedding import ShardedEmbedding, rows_together
 from elephant.tables.table import initializer_of
 
 # Optimizers of Keras whose updates of touched rows a table does, under these names.
@@ -50,8 +50,9 @@ class ShardedEmbeddings(keras.layers.Layer):
     """Several features' embeddings, configured as the ``DistributedEmbedding`` of Keras RS.
 
     Each table is an `elephant.ShardedEmbedding` of the table's name, which features may share. A synchronous fit
-    divides it over the workers. Each has an optimizer of its own, as on a TPU: ``"adam"`` updates the rows that a step
-    touches. Settings of TPUs, ``placement`` and ``max_ids_per_partition`` among them, have no meaning here.
+    divides it over the workers, and a step looks the rows of all features up at once. Each table has an optimizer of
+    its own, as on a TPU: ``"adam"`` updates the rows that a step touches. Settings of TPUs, ``placement`` and
+    ``max_ids_per_partition`` among them, have no meaning here.
 
     Args:
         feature_configs: A ``keras_rs.layers.FeatureConfig``, or dicts, lists and tuples of them, or anything that has
@@ -122,11 +123,13 @@ class ShardedEmbeddings(keras.layers.Layer):
         return self._mapped(spec_of, ids, weights)
 
     def call(self, ids: Any, weights: Any = None) -> Any:
-        def look_up(feature: _Feature, ids: Any) -> Any:
+        def with_axis(feature: _Feature, ids: Any) -> Any:
             # The combiner is for an axis of ids, which a feature of one id for each row has not.
-            return self._table_of(feature)(keras.ops.expand_dims(ids, -1) if len(ids.shape) == 1 else ids)
+            return keras.ops.expand_dims(ids, -1) if len(ids.shape) == 1 else ids
 
-        return self._mapped(look_up, ids, weights)
+        layers = [self._table_of(feature) for feature in self._features.features]
+        bags = keras.tree.flatten(self._mapped(with_axis, ids, weights))
+        return keras.tree.pack_sequence_as(self._features.structure, rows_together(layers, bags))
 
     def get_config(self) -> dict[str, Any]:
         serialize = keras.saving.serialize_keras_object

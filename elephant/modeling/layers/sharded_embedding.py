@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 import os
 import random
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -194,6 +195,12 @@ class ShardedEmbedding(keras.layers.Layer):
         """Place of this layer's table among `tables`."""
         return self._contents.place
 
+    @property
+    def anchor(self) -> Any:
+        """Tensor of shape () through which the gradient flows back, unless the layer is frozen."""
+        value = keras.ops.multiply(self._anchor, 1.0)
+        return value if self.trainable else keras.ops.stop_gradient(value)
+
     def divide(self, tables: RankTables | None, place: int = 0) -> None:
         """Looks rows up in the tables of a fit from now on; None ends that, and leaves the table as it is drawn."""
         self._contents.tables, self._contents.arrays, self._contents.place = tables, {}, place
@@ -244,13 +251,7 @@ class ShardedEmbedding(keras.layers.Layer):
         return keras.KerasTensor(self.compute_output_shape(ids.shape), dtype=self.compute_dtype)
 
     def call(self, ids: Any) -> Any:
-        spec = (self.compute_output_shape(ids.shape), "float32")
-        # A tensor of its value, and not the variable.
-        anchor = keras.ops.multiply(self._anchor, 1.0)
-        if not self.trainable:
-            anchor = keras.ops.stop_gradient(anchor)
-        (rows,) = current().host_op(self._look_up, self._push, [ids, anchor], [spec])
-        return keras.ops.cast(rows, self.compute_dtype)
+        return rows_together([self], [ids])[0]
 
     def get_config(self) -> dict[str, Any]:
         initializer = self.embeddings_initializer
@@ -290,43 +291,24 @@ class ShardedEmbedding(keras.layers.Layer):
         super().load_own_variables(saved)
         self.assign_tables(arrays)
 
-    def _look_up(self, ids: np.ndarray, anchor: np.ndarray) -> list[np.ndarray]:
-        known, present = self._known(ids)
-        rows = np.zeros((*ids.shape, self.output_dim), np.float32)
-        rows[present] = self.tables.look_up(self.place, known)
-        if self.combiner is None:
-            return [rows]
-        return [rows.sum(axis=-2) / _divisors(present, self.combiner)]
+    def known(self, ids: np.ndarray) -> _Known:
+        """Returns which rows of the table some ids are.
 
-    def _push(self, ids: np.ndarray, anchor: np.ndarray, gradients: np.ndarray) -> list[np.ndarray]:
-        tables = self.tables
-        if not isinstance(tables, RankTables) and api.current_collective().world_size > 1:
-            raise UnsupportedError(
-                f"{self.name}: expected a ShardedEmbedding in a synchronous fit, which divides its table. "
-                "Received: a loop of one's own, or a fit of another kind, on several workers. Use KerasEstimator with "
-                "mode='synchronous', or keras.layers.Embedding."
-            )
-        known, present = self._known(ids)
-        gradients = np.asarray(gradients, np.float32)
-        if self.combiner is not None:
-            shares = gradients / _divisors(present, self.combiner)
-            gradients = np.broadcast_to(shares[..., None, :], (*ids.shape, self.output_dim))
-        tables.push(self.place, known, gradients[present])
-        return [np.zeros(one.shape, one.dtype) for one in (ids, anchor) if one.dtype.kind == "f"]
-
-    def _known(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the rows of all ids that are there, int64 of shape (ids,), and which are, bool of the ids' shape."""
-        ids = np.asarray(ids)
-        missing = self.mask_value.encode() if isinstance(self.mask_value, str) else self.mask_value
-        present = np.ones(ids.shape, bool) if missing is None else np.asarray(ids != missing)
-        found = ids[present]
+        Raises:
+            DataError: An id is none of the table's, or no whole number.
+        """
+        present, found = None, ids.reshape(-1)
+        if self.mask_value is not None:
+            missing = self.mask_value.encode() if isinstance(self.mask_value, str) else self.mask_value
+            present = np.asarray(ids != missing)
+            found = ids[present]
         if found.dtype.kind == "f":
             whole = found.astype(np.int64)
             if (whole != found).any():
                 raise DataError(f"{self.name}: expected whole numbers as ids. Received: {found[whole != found][0]}.")
             found = whole
         if self.num_hash_buckets is not None:
-            return hashed(found, self.num_hash_buckets), present
+            return _Known(hashed(found, self.num_hash_buckets), ids.shape, present)
         if found.dtype.kind not in "iu":
             raise DataError(
                 f"{self.name}: expected integers as ids. Received: {found.dtype}. Pass num_hash_buckets for strings."
@@ -339,7 +321,95 @@ class ShardedEmbedding(keras.layers.Layer):
                 f"{f' and {len(out) - 1} more outside of these' if len(out) > 1 else ''}. Make the table larger, give "
                 "mask_value the id that stands for none, or pass num_hash_buckets."
             )
-        return found, present
+        return _Known(found, ids.shape, present)
+
+
+class _Known(NamedTuple):
+    """Ids of a feature, as rows of its table.
+
+    Args:
+        rows: int64 of shape (ids,), of those that are there.
+        shape: Of all ids.
+        present: Which are there, bool of that shape; None is all.
+    """
+
+    rows: np.ndarray
+    shape: tuple[int, ...]
+    present: np.ndarray | None
+
+    def combined(self, values: np.ndarray, combiner: str | None) -> np.ndarray:
+        """Returns the layer's output for the values of the rows."""
+        every = values
+        if self.present is not None:
+            every = np.zeros((math.prod(self.shape), values.shape[1]), np.float32)
+            every[self.present.reshape(-1)] = values
+        every = every.reshape(*self.shape, values.shape[1])
+        if combiner is None:
+            return every
+        return every[..., 0, :] if self.shape[-1] == 1 else every.sum(axis=-2) / self._divisors(combiner)
+
+    def gradients_of(self, upstream: np.ndarray, combiner: str | None) -> np.ndarray:
+        """Returns the gradients of the values for those of the output."""
+        width = upstream.shape[-1]
+        every = upstream
+        if combiner is not None and self.shape[-1] != 1:
+            every = np.broadcast_to((upstream / self._divisors(combiner))[..., None, :], (*self.shape, width))
+        every = every.reshape(-1, width)
+        return every if self.present is None else every[self.present.reshape(-1)]
+
+    def _divisors(self, combiner: str) -> np.ndarray:
+        """Returns a divisor of the sum of each bag, one where it is empty: float32, for the bags' shape and (1,)."""
+        counts = np.float32(self.shape[-1]) if self.present is None else self.present.sum(axis=-1, keepdims=True)
+        counts = np.maximum(counts, 1).astype(np.float32)
+        if combiner == "sum":
+            return np.ones_like(counts)
+        return counts if combiner == "mean" else np.sqrt(counts)
+
+
+def rows_together(embeddings: Sequence[ShardedEmbedding], ids: Sequence[Any]) -> list[Any]:
+    """Puts one lookup for several features into a step, and one for their gradients.
+
+    Args:
+        embeddings: Those of the features' tables; features may share one.
+        ids: Tensors of the features.
+    """
+    learning = [place for place, embedding in enumerate(embeddings) if embedding.trainable]
+
+    def look_up(anchor: np.ndarray, *arrays: np.ndarray) -> list[np.ndarray]:
+        known = [embedding.known(np.asarray(one)) for embedding, one in zip(embeddings, arrays, strict=True)]
+        rows: list[Any] = [None] * len(embeddings)
+        for tables, places in _by_tables(embeddings, range(len(embeddings))):
+            found = tables.look_up([(embeddings[place].place, known[place].rows) for place in places])
+            for place, values in zip(places, found, strict=True):
+                rows[place] = known[place].combined(values, embeddings[place].combiner)
+        return rows
+
+    def push(anchor: np.ndarray, *arrays: np.ndarray) -> list[np.ndarray]:
+        given, upstream = arrays[: len(embeddings)], arrays[len(embeddings) :]
+        for tables, places in _by_tables(embeddings, learning):
+            if not isinstance(tables, RankTables) and api.current_collective().world_size > 1:
+                name = embeddings[places[0]].name
+                raise UnsupportedError(
+                    f"{name}: expected a ShardedEmbedding in a synchronous fit, which divides its table. Received: a "
+                    "loop of one's own, or a fit of another kind, on several workers. Use KerasEstimator with "
+                    "mode='synchronous', or keras.layers.Embedding."
+                )
+            gradients = []
+            for place in places:
+                embedding = embeddings[place]
+                known = embedding.known(np.asarray(given[place]))
+                values = known.gradients_of(np.asarray(upstream[place], np.float32), embedding.combiner)
+                gradients.append((embedding.place, known.rows, values))
+            tables.push(gradients)
+        return [np.zeros(one.shape, one.dtype) for one in (anchor, *given) if one.dtype.kind == "f"]
+
+    # A tensor of the values, and not the variables.
+    anchor = keras.ops.stack([embedding.anchor for embedding in embeddings])
+    specs = [
+        (embedding.compute_output_shape(one.shape), "float32") for embedding, one in zip(embeddings, ids, strict=True)
+    ]
+    found = current().host_op(look_up, push, [anchor, *ids], specs)
+    return [keras.ops.cast(rows, embedding.compute_dtype) for embedding, rows in zip(embeddings, found, strict=True)]
 
 
 class _Contents:
@@ -377,12 +447,13 @@ def _check(
         raise ConfigurationError(f"combiner: expected None, 'sum', 'mean' or 'sqrtn'. Received: {combiner!r}.")
 
 
-def _divisors(present: np.ndarray, combiner: str) -> np.ndarray:
-    """Returns a divisor of the sum of each bag, one where it is empty: float32 of the bags' shape and (1,)."""
-    counts = np.maximum(present.sum(axis=-1, keepdims=True), 1).astype(np.float32)
-    if combiner == "sum":
-        return np.ones_like(counts)
-    return counts if combiner == "mean" else np.sqrt(counts)
+def _by_tables(embeddings: Sequence[ShardedEmbedding], places: Iterable[int]) -> list[tuple[Tables, list[int]]]:
+    """Returns the places of those layers together whose tables are looked up together: all, within a fit."""
+    found: dict[int, tuple[Tables, list[int]]] = {}
+    for place in places:
+        tables = embeddings[place].tables
+        found.setdefault(id(tables), (tables, []))[1].append(place)
+    return list(found.values())
 
 
 def hashed(ids: np.ndarray, num_buckets: int) -> np.ndarray:
