@@ -151,6 +151,14 @@ def test_model_when_saved_and_loaded_then_has_the_trained_tables_and_configs(tmp
     assert [one.seed for one in sharded_embeddings(again)] == [one.seed for one in sharded_embeddings(model)]
 
 
+def test_tables_when_the_layer_has_a_path_then_each_has_it_in_a_loaded_model_too():
+    layer = ShardedEmbeddings(CONFIGS, path="s3://models/tables")
+    for one in (layer, ShardedEmbeddings.from_config(layer.get_config())):
+        assert [table.path_of_table for table in one.embeddings] == ["s3://models/tables"] * 2
+    with pytest.raises(ConfigurationError, match=r"path: expected an absolute path or a URL.* Received: 'tables'"):
+        ShardedEmbedding(5, 2, path="tables")
+
+
 def test_ids_when_they_are_padded_then_the_mask_value_does_not_count():
     layer = ShardedEmbeddings(FeatureConfig("seen", replace(ITEMS, combiner="mean"), (8, 3), (8, 4)), mask_value=-1)
     rows = layer.embeddings[0].table_spec.initial_rows()

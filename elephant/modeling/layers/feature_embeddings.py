@@ -6,6 +6,8 @@ Keras RS is not imported: its configurations are read by their attributes, and w
 from __future__ import annotations
 
 import math
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +60,7 @@ class ShardedEmbeddings(keras.layers.Layer):
         feature_configs: A ``keras_rs.layers.FeatureConfig``, or dicts, lists and tuples of them, or anything that has
             their attributes. Tables of one name are one table.
         mask_value: An id that stands for none in all features, such as what sequences are padded with.
+        path: A folder to which workers write their parts of all tables; see `elephant.ShardedEmbedding`.
         seed: Of the first rows of all tables; None draws one for each.
 
     Input shape: ids in the structure of the configurations, each of shape (rows,) or (rows, ids).
@@ -82,7 +85,15 @@ class ShardedEmbeddings(keras.layers.Layer):
         ({'clicked': (2, 4), 'seen': (2, 4)}, 1)
     """
 
-    def __init__(self, feature_configs: Any, *, mask_value: Any = None, seed: int | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        feature_configs: Any,
+        *,
+        mask_value: Any = None,
+        path: str | os.PathLike[str] | None = None,
+        seed: int | None = None,
+        **kwargs: Any,
+    ) -> None:
         # Ids that come as floats would be other ones in 16 bits.
         super().__init__(autocast=False, **kwargs)
         self.mask_value = mask_value
@@ -91,7 +102,8 @@ class ShardedEmbeddings(keras.layers.Layer):
         if not flat:
             raise ConfigurationError(f"feature_configs: expected at least one feature. Received: {feature_configs!r}.")
         # Keras finds them here.
-        self._tables = _tables_of(flat, mask_value=mask_value, seed=seed, dtype=self.dtype_policy)
+        of_all = {"mask_value": mask_value, "path": path, "dtype": self.dtype_policy}
+        self._tables = _tables_of(flat, seed=seed, of_all=of_all)
         places = {layer.name: place for place, layer in enumerate(self._tables)}
         self._features = _Features(
             keras.tree.pack_sequence_as(feature_configs, range(len(flat))),
@@ -207,8 +219,12 @@ def _check_shape(name: str, feature: _Feature, shape: tuple[int | None, ...]) ->
         )
 
 
-def _tables_of(configs: list[Any], *, mask_value: Any, seed: int | None, dtype: Any) -> list[ShardedEmbedding]:
-    """Returns a layer for each table of some features' configurations."""
+def _tables_of(configs: list[Any], *, seed: int | None, of_all: Mapping[str, Any]) -> list[ShardedEmbedding]:
+    """Returns a layer for each table of some features' configurations.
+
+    Args:
+        of_all: Arguments that all layers have.
+    """
     found: dict[str, tuple[Any, ShardedEmbedding]] = {}
     for config in configs:
         if isinstance(config, _SavedFeature):
@@ -220,7 +236,7 @@ def _tables_of(configs: list[Any], *, mask_value: Any, seed: int | None, dtype: 
         known, layer = found.get(given.name, (None, None))
         if given is not known:
             own_seed = None if seed is None else seed + len(found)
-            made = _layer_of(given, mask_value=mask_value, seed=own_seed, dtype=dtype)
+            made = _layer_of(given, seed=own_seed, **of_all)
             if layer is not None and _settings_of(layer) != _settings_of(made):
                 raise ConfigurationError(
                     "feature_configs: expected tables of different names, and one table for features that share it. "
@@ -248,11 +264,12 @@ def _settings_of(embedding: ShardedEmbedding) -> dict[str, Any]:
     return {name: value for name, value in embedding.get_config().items() if name != "seed"}
 
 
-def _layer_of(table_config: Any, *, mask_value: Any, seed: int | None, dtype: Any) -> ShardedEmbedding:
+def _layer_of(table_config: Any, **others: Any) -> ShardedEmbedding:
     """Returns the layer of a table.
 
     Args:
         table_config: A ``keras_rs.layers.TableConfig``, or what has its attributes.
+        others: Arguments of the layer that it does not say.
     """
     if table_config.combiner is None:
         raise ConfigurationError(
@@ -268,10 +285,8 @@ def _layer_of(table_config: Any, *, mask_value: Any, seed: int | None, dtype: An
         learning_rate=learning_rate,
         embeddings_initializer=drawable(table_config.initializer, rows, width),
         combiner=table_config.combiner,
-        mask_value=mask_value,
-        seed=seed,
-        dtype=dtype,
         name=table_config.name,
+        **others,
     )
 
 
