@@ -207,7 +207,9 @@ def test_rows_when_drawn_by_variance_scaling_then_have_the_moments_of_keras():
     (layer,) = ShardedEmbeddings(changed(vocabulary_size=20_000, initializer=given), seed=1).embeddings
     rows, drawn = layer.table_spec.initial_rows(), np.asarray(given((20_000, 3)))
     np.testing.assert_allclose([rows.mean(), rows.std()], [0.0, drawn.std()], atol=0.01)
-    assert np.abs(rows).max() == pytest.approx(np.abs(drawn).max(), rel=0.01)
+    # Keras on PyTorch leaves one of some hundred thousand values beyond two deviations.
+    largest, limit = (np.quantile(np.abs(one), 0.999) for one in (rows, drawn))
+    assert largest == pytest.approx(limit, rel=0.01) and np.abs(rows).max() < 1.01 * limit
 
 
 def schedule():
