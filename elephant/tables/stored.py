@@ -6,11 +6,13 @@ arrays go. A part is a file of numpy's format 1.0 (NEP 1), in which row i of N p
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import shutil
 import tempfile
 import weakref
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -79,14 +81,8 @@ class StoredTable:
             for first in range(0, len(rows), _BLOCK_ROWS):
                 file.write(np.ascontiguousarray(rows[first : first + _BLOCK_ROWS], "<f4").data)
 
-        try:
+        with writing_to(self.url):
             folder_at(self.url).replace(self._file(part), fill)
-        except OSError as error:
-            raise CheckpointError(
-                f"ShardedEmbedding(path={self.url!r}): expected a folder that every worker can write its part of the "
-                f"table to. Received: {type(error).__name__}: {error}. Make room, mount it on all hosts, or "
-                "name another one."
-            ) from error
 
     def opened(self) -> OpenedTable:
         """Returns its rows.
@@ -109,6 +105,18 @@ class StoredTable:
 
     def _file(self, part: int) -> str:
         return f"{self.name}.{part}-of-{self.parts}.npy"
+
+
+@contextlib.contextmanager
+def writing_to(url: str) -> Iterator[None]:
+    """Raises CheckpointError for an error of a folder to which a worker writes."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"ShardedEmbedding(path={url!r}): expected a folder that every worker can write its part of the table to. "
+            f"Received: {type(error).__name__}: {error}. Make room, mount it on all hosts, or name another one."
+        ) from error
 
 
 class OpenedTable:

@@ -196,6 +196,21 @@ def test_job_when_ranks_do_not_take_every_step_together_then_is_refused(options)
         job_for(model_of(sharded()), **options)
 
 
+# Each process has a file system of this kind to itself.
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("memory://tables", r"one folder that all workers see\. .* rank \d does not see what rank \d has written"),
+        ("/dev/null/tables", r"path='/dev/null/tables'.*every worker can write .* Received: NotADirectoryError"),
+    ],
+)
+def test_fit_when_workers_have_not_one_folder_for_tables_then_says_so_before_the_first_step(rank_pool, path, text):
+    job = job_for(model_of(sharded(path=path)), epochs=1, batch_size=BATCH)
+    with pytest.raises(Exception, match=text) as failed:
+        rank_pool.fit(job, split(DATA, (17, 14)))
+    assert "in require_folders" in str(failed.value)
+
+
 def test_fit_when_its_optimizer_scales_the_loss_then_is_refused(rank_pool):
     scaling = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))
     with pytest.raises(Exception, match="expected an optimizer that does not scale the loss"):

@@ -11,11 +11,12 @@ from typing import Any
 import keras
 
 from elephant.collective.communicator import Communicator
-from elephant.errors import ConfigurationError
+from elephant.errors import CheckpointError, ConfigurationError
 from elephant.modeling.layers.sharded_embedding import ShardedEmbedding, sharded_embeddings
 from elephant.net.stream import Listener
+from elephant.storage.folder import folder_at
 from elephant.tables.rank_tables import RankTables
-from elephant.tables.stored import TablePlace
+from elephant.tables.stored import TablePlace, writing_to
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,36 @@ class FitTables:
         self._embeddings = embeddings
         self._fit_name = fit_name
 
+    @property
+    def urls(self) -> list[str]:
+        """Folders to which ranks write tables."""
+        return sorted({layer.path_of_table for layer in self._embeddings if layer.path_of_table is not None})
+
+    def require_folders(self, communicator: Communicator) -> None:
+        """Has all ranks write to the folders, and see what the others have written; before any step.
+
+        Raises:
+            CheckpointError: A folder cannot be written to, or is another one on another rank.
+        """
+        names = [f"{self._fit_name}.begin.{rank}" for rank in range(communicator.world_size)]
+        for url in self.urls:
+            folder, own = folder_at(url), names[communicator.rank]
+            try:
+                with writing_to(url):
+                    folder.write(own, lambda file: file.write(b"here"))
+                communicator.barrier()
+                missing = [rank for rank, name in enumerate(names) if not folder.has(name)]
+                if missing:
+                    raise CheckpointError(
+                        f"ShardedEmbedding(path={url!r}): expected one folder that all workers see. Received: one in "
+                        f"which rank {communicator.rank} does not see what rank {missing[0]} has written. Name a "
+                        "folder of a file system that is mounted on all hosts, or of an object store."
+                    )
+                communicator.barrier()
+            finally:
+                with contextlib.suppress(OSError):
+                    folder.remove(own)
+
     @contextlib.contextmanager
     def written(self, state: str) -> Iterator[dict[str, Any]]:
         """Writes this rank's parts of tables that have a path; all ranks call it.
@@ -80,8 +111,7 @@ class FitTables:
             None if layer.path_of_table is None else TablePlace(url=layer.path_of_table, state=f"{name}.{number}")
             for number, layer in enumerate(self._embeddings)
         ]
-        urls = sorted({place.url for place in places if place is not None})
-        if not urls:
+        if not self.urls:
             yield {}
             return
         with contextlib.ExitStack() as stack:
@@ -90,7 +120,7 @@ class FitTables:
             else:
                 for layer, place in zip(self._embeddings, places, strict=True):
                     stack.enter_context(layer.tables.stored_at([place]))
-            yield {"tables": {"name": name, "urls": urls}}
+            yield {"tables": {"name": name, "urls": self.urls}}
 
 
 @contextlib.contextmanager
@@ -113,6 +143,7 @@ def divided_tables(
         )
     fit_name = communicator.broadcast_object(secrets.token_hex(6)) if layers else ""
     fit_tables = FitTables(layers, fit_name)
+    fit_tables.require_folders(communicator)
     if not layers or communicator.world_size == 1 or endpoint is None:
         yield fit_tables
         return
