@@ -16,7 +16,7 @@ from rank_pool import RankError, RankPool
 from elephant.modeling.layers.sharded_embedding import ShardedEmbedding
 from elephant.tables.stored import StoredTable
 
-MEMORY_BYTES, WORKERS = 240_000_000, 4
+MEMORY_BYTES, WORKERS = 400_000_000, 4
 WIDTH, STRIDE, KNOWN = 16, 100_000, 30
 ROWS = 3 * MEMORY_BYTES // (4 * WIDTH)
 BATCH, EPOCHS = 4, 2
@@ -60,7 +60,7 @@ def limited_pool():
     pool.close()
 
 
-@pytest.mark.slow("writes 720 MB; test_divided_tables.py has small tables")
+@pytest.mark.slow("writes 1.2 GB; test_divided_tables.py has small tables")
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the address space, and reads Linux' figures of a process")
 @pytest.mark.skipif(keras.config.backend() != "tensorflow", reason="XLA reserves address space as it likes")
 def test_fit_when_a_table_takes_three_times_a_worker_s_memory_then_equals_keras(limited_pool, tmp_path):
