@@ -32,13 +32,11 @@ class Form:
 
     Args:
         schema: What the columns become.
-        number: Of partitions; None where they are as the user's frame has them.
-        is_dealt: Whether the rows are dealt out anew for that number.
+        number: Of partitions that the rows are dealt out anew in; None where they are as the user's frame has them.
     """
 
     schema: DataSchema | None
     number: int | None = None
-    is_dealt: bool = False
 
 
 class RowsOnDisk:
@@ -121,16 +119,16 @@ class PreparedRows(FrameRows):
 
     def in_partitions(self, number: int) -> FrameRows:
         """Returns the rows in so many partitions, as executors keep them."""
-        return self._on_disk_in(number) if self.has_partitions(number) else self.repartitioned(number)
+        return self._on_disk_in() if self.has_partitions(number) else self.repartitioned(number)
 
     def repartitioned(self, number: int) -> FrameRows:
         """Returns the rows dealt out anew in so many partitions, as executors keep them."""
-        return self._on_disk_in(number, is_dealt=True)
+        return self._on_disk_in(number)
 
-    def _on_disk_in(self, number: int | None = None, *, is_dealt: bool = False) -> FrameRows:
+    def _on_disk_in(self, number: int | None = None) -> FrameRows:
         plain = FrameRows(self.frame, self.schema, self.first)
-        asked = plain.repartitioned(number) if number is not None and is_dealt else plain
-        form = Form(schema=self.schema, number=number, is_dealt=is_dealt)
+        asked = plain if number is None else plain.repartitioned(number)
+        form = Form(schema=self.schema, number=number)
         return FrameRows(self.on_disk.of(form, asked.frame), self.schema, self.first)
 
     def first_row(self) -> pa.RecordBatch | None:

@@ -58,6 +58,8 @@ def _read(rows: PreparedFrame, estimator: KerasEstimator) -> None:
     """Has the executors read what a fit will ask for."""
     config = fit_config(estimator)
     if config.elastic is None:
-        source = rows_of_dataset(estimator, estimator.getModel().source.info, rows, config).source
-        in_partitions = source.in_partitions if config.is_synchronous else source.repartitioned
+        data = rows_of_dataset(estimator, estimator.getModel().source.info, rows, config)
+        # Rows that a column marks are dealt out anew where workers go at their own pace.
+        is_dealt = not config.is_synchronous and data.schema.validation is not None
+        in_partitions = data.source.repartitioned if is_dealt else data.source.in_partitions
         in_partitions(config.num_workers)
