@@ -266,6 +266,10 @@ def test_search_when_interrupted_in_folds_then_keeps_whole_trials_and_refits_the
     # Not those of the one trial of this call.
     start = estimator.getModel().model.get_weights()
     assert max(np.abs(a - b).max() for a, b in zip(again.best.model.get_weights(), start, strict=True)) > 0.01
+    # The last fit may be interrupted too.
+    monkeypatch.setattr(Interrupting, "left", 1)
+    trained = elephant.search(estimator, source.frame, space, **options)
+    assert not trained.is_whole and trained.best is None and trained.best_params == {"learningRate": 0.05}
 
 
 @pytest.mark.slow("MLflow, and five fits on Spark")

@@ -46,8 +46,8 @@ class SearchResult:
     Args:
         study: All trials, as Optuna has them.
         best: The fitted model of the best trial of this search; after a refit, a model with the best params of the
-            study on all rows. None where no trial has ended well, and of an interrupted search with folds.
-        is_whole: Whether all trials that were asked for have ended; not after an interrupt.
+            study on all rows. None where no trial has ended well, and with folds where there was no refit.
+        is_whole: Whether all trials that were asked for have ended, and the refit; not after an interrupt.
     """
 
     study: optuna.Study
@@ -145,7 +145,10 @@ def search(
         is_whole = searching.run(trials, parallelism)
         best = searching.best
         if is_whole and (folds is not None if refit is None else refit):
-            best = searching.refitted()
+            try:
+                best = searching.refitted()
+            except KeyboardInterrupt:
+                is_whole = False
     return SearchResult(study=study, best=best, is_whole=is_whole)
 
 
