@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -17,7 +17,7 @@ from pyspark import StorageLevel
 
 from elephant.cluster.row_source import FrameRows, TaskFunction
 from elephant.cluster.spark_job import SparkJob, cancellation, cause_of, described
-from elephant.data.schema import DataSchema
+from elephant.data.schema import SCALAR, VALIDATION, DataSchema, Field
 from elephant.errors import JobCancelledError, warn_user
 
 if TYPE_CHECKING:
@@ -32,13 +32,35 @@ class Form:
 
     Args:
         schema: What the columns become.
-        number: Of partitions; None where they are as the user's frame has them.
-        is_dealt: Whether the rows are dealt out anew for that number.
+        number: Of partitions that the rows are dealt out anew in; None where they are as the user's frame has them.
     """
 
     schema: DataSchema | None
     number: int | None = None
-    is_dealt: bool = False
+
+
+@dataclass(frozen=True)
+class Fold:
+    """One of the parts of a data set that take turns at being for validation.
+
+    Args:
+        column: Of the user's frame: each row's fold, as a number from zero.
+        number: Of the fold that is for validation; None trains on all rows.
+    """
+
+    column: str
+    number: int | None = None
+
+    def stored_schema(self, schema: DataSchema) -> DataSchema:
+        """Returns the schema of what executors keep for all folds, whose last column is each row's fold."""
+        return replace(schema, validation=Field(VALIDATION, (self.column,), "bool", SCALAR))
+
+    def marked(self, frame: DataFrame) -> DataFrame:
+        """Returns a frame that executors keep with the indicator of this fold as its last column, or without that."""
+        *others, last = frame.columns
+        if self.number is None:
+            return frame.select(*others)
+        return frame.select(*others, (frame[last] == self.number).alias(last))
 
 
 class RowsOnDisk:
@@ -115,27 +137,36 @@ class PreparedRows(FrameRows):
 
     Args:
         on_disk: What they keep of the data set.
+        stored_rows: What they keep, where that is for all folds of the data set; None where it is these rows.
+        fold: Makes these rows of those; None without folds.
     """
 
     on_disk: RowsOnDisk = field(default_factory=RowsOnDisk)
+    stored_rows: FrameRows | None = None
+    fold: Fold | None = None
 
     def in_partitions(self, number: int) -> FrameRows:
         """Returns the rows in so many partitions, as executors keep them."""
-        return self._on_disk_in(number) if self.has_partitions(number) else self.repartitioned(number)
+        return self._on_disk_in() if self.has_partitions(number) else self.repartitioned(number)
 
     def repartitioned(self, number: int) -> FrameRows:
         """Returns the rows dealt out anew in so many partitions, as executors keep them."""
-        return self._on_disk_in(number, is_dealt=True)
+        return self._on_disk_in(number)
 
-    def _on_disk_in(self, number: int | None = None, *, is_dealt: bool = False) -> FrameRows:
-        plain = FrameRows(self.frame, self.schema, self.first)
-        asked = plain.repartitioned(number) if number is not None and is_dealt else plain
-        form = Form(schema=self.schema, number=number, is_dealt=is_dealt)
-        return FrameRows(self.on_disk.of(form, asked.frame), self.schema, self.first)
+    def _on_disk_in(self, number: int | None = None) -> FrameRows:
+        plain = self.stored_rows or FrameRows(self.frame, self.schema, self.first)
+        asked = plain if number is None else plain.repartitioned(number)
+        form = Form(schema=plain.schema, number=number)
+        frame = self.on_disk.of(form, asked.frame)
+        return FrameRows(frame if self.fold is None else self.fold.marked(frame), self.schema, self.first)
 
     def first_row(self) -> pa.RecordBatch | None:
-        """Returns one row of the frame."""
-        return self.on_disk.first_row(FrameRows(self.frame, self.schema, self.first))
+        """Returns one row of the frame, with more columns where executors keep more."""
+        rows = FrameRows(self.frame, self.schema, self.first)
+        if self.stored_rows is not None and self.fold is not None:
+            # One for all folds.
+            rows = FrameRows(replace(self.fold, number=0).marked(self.stored_rows.frame), self.stored_rows.schema)
+        return self.on_disk.first_row(rows)
 
     def mapped(self, task: TaskFunction) -> tuple[DataFrame, TaskFunction]:
         """Returns the frame that executors keep."""

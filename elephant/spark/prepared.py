@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from pyspark.ml import Estimator
 from pyspark.ml.param import Param
 
-from elephant.cluster.prepared_rows import RowsOnDisk
+from elephant.cluster.prepared_rows import Fold, RowsOnDisk
 from elephant.config import FitConfig
 from elephant.modeling.model_info import ModelInfo
 from elephant.spark.file_formats import Files
@@ -27,15 +27,18 @@ class PreparedFrame:
     """A DataFrame whose rows stay on the executors, for the fits of a ``with`` block; see `elephant.prepared`.
 
     Args:
-        frame: The user's DataFrame.
-
-    Attributes:
-        on_disk: What executors keep of it.
+        frame: The user's DataFrame, with a column of fold numbers where there are folds.
+        fold: The rows for validation of fits on it; None leaves these to the estimator.
+        on_disk: What executors keep of it; None begins with nothing.
     """
 
-    def __init__(self, frame: DataFrame) -> None:
-        self.frame = frame
-        self.on_disk = RowsOnDisk()
+    def __init__(self, frame: DataFrame, fold: Fold | None = None, on_disk: RowsOnDisk | None = None) -> None:
+        self.frame, self.fold = frame, fold
+        self.on_disk = RowsOnDisk() if on_disk is None else on_disk
+
+    def with_validation(self, fold: Fold) -> PreparedFrame:
+        """Returns the same rows, kept once for all folds, with those of one fold for validation."""
+        return PreparedFrame(self.frame, fold, self.on_disk)
 
     @property
     def sparkSession(self) -> SparkSession:
@@ -72,8 +75,12 @@ def rows_of_dataset(
         info = replace(info, outputs=tuple(replace(output, num_classes=None) for output in info.outputs))
     if isinstance(dataset, Files):
         return rows_of_files(dataset, info, selection, config, preprocessed=preprocessed)
-    frame, on_disk = (dataset.frame, dataset.on_disk) if isinstance(dataset, PreparedFrame) else (dataset, None)
-    return rows_of_frame(frame, info, selection, preprocessed=preprocessed, on_disk=on_disk)
+    if not isinstance(dataset, PreparedFrame):
+        return rows_of_frame(dataset, info, selection, preprocessed=preprocessed)
+    fold = dataset.fold
+    if fold is not None:
+        selection = replace(selection, validation=None if fold.number is None else fold.column)
+    return rows_of_frame(dataset.frame, info, selection, preprocessed=preprocessed, on_disk=dataset.on_disk, fold=fold)
 
 
 class FitsOfGrid(Iterator[tuple[int, Any]]):

@@ -15,7 +15,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from elephant.cluster.prepared_rows import PreparedRows, RowsOnDisk
+from elephant.cluster.prepared_rows import Fold, PreparedRows, RowsOnDisk
 from elephant.cluster.row_source import SINCE_4, FileRows, FrameRows, RowSource
 from elephant.cluster.session import require_running
 from elephant.config import FitConfig
@@ -180,6 +180,7 @@ def rows_of_frame(
     *,
     preprocessed: bool,
     on_disk: RowsOnDisk | None = None,
+    fold: Fold | None = None,
 ) -> TrainingData:
     """Returns the rows of a DataFrame, which are cast where they are used.
 
@@ -192,12 +193,19 @@ def rows_of_frame(
         selection: Which columns to use.
         preprocessed: Whether a function of the user's gets the columns as they are.
         on_disk: What executors keep of the frame's rows; None has them read for this fit alone.
+        fold: Of what they keep, the rows for validation; None leaves these to the selection.
     """
     require_running(frame.sparkSession)
 
     def rows_of(schema: DataSchema) -> FrameRows | FileRows:
-        selected = frame.select(*selected_columns(frame.schema, schema))
-        return FrameRows(selected, schema) if on_disk is None else PreparedRows(selected, schema, on_disk=on_disk)
+        stored_schema = schema if fold is None else fold.stored_schema(schema)
+        selected = frame.select(*selected_columns(frame.schema, stored_schema))
+        if on_disk is None:
+            return FrameRows(selected, schema)
+        if fold is None:
+            return PreparedRows(selected, schema, on_disk=on_disk)
+        stored_rows = FrameRows(selected, stored_schema)
+        return PreparedRows(fold.marked(selected), schema, on_disk=on_disk, stored_rows=stored_rows, fold=fold)
 
     return _training_data(frame.schema, info, selection, rows_of, preprocessed)
 

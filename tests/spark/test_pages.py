@@ -21,10 +21,11 @@ ROOT = Path(__file__).parents[2]
 README, TUTORIALS = ROOT / "README.md", ROOT / "docs" / "tutorials"
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
-# Fewer workers and epochs than on a cluster; folders of this machine; the session of the tests.
+# Fewer workers, epochs and folds than on a cluster; folders of this machine; the session of the tests.
 _WORDS = [
     (r"(num_?[wW]orkers)=4", r"\1=2"),
     (r"epochs=\d+", "epochs=1"),
+    (r"\bfolds=\d+", "folds=2"),
     (r"\b((?:n_|max_)?trials)=\d+", r"\1=1"),
     (r"(?<=\")(hdfs://|s3a://)?/?(?=(data|models|serving|checkpoints|arriving|cats)/?)", "{folder}/"),
     (r"s3://bucket/", "{folder}/data/"),

@@ -135,6 +135,13 @@ def test_fits_when_workers_and_mode_differ_then_rows_are_read_once_more_at_most(
     assert keeps_nothing(spark)
 
 
+def test_rows_when_workers_go_at_their_own_pace_then_those_read_ahead_are_what_the_fit_asks_for(spark, source):
+    # As many partitions as workers: such a fit takes them as they are.
+    with elephant.prepared(source.frame, estimator_of(mode="asynchronous", epochs=1)) as rows:
+        estimator_of(mode="asynchronous", epochs=1).fit(rows)
+    assert source.reads == [1, 1]
+
+
 def test_rows_when_they_cannot_be_kept_then_the_user_is_warned_and_fits_read_them(spark, tmp_path):
     # Spark tries a task four times.
     source = CountedSource(spark, tmp_path, failures=4)

@@ -45,19 +45,20 @@ def prepared(dataset: Dataset, estimator: KerasEstimator) -> PreparedFrame:
             "prepared: expected a DataFrame. Received: files, which the workers read themselves in each fit. Pass "
             "spark.read.parquet(path)."
         )
-    rows = PreparedFrame(frame_of(given, "prepared"))
+    return read_ahead(PreparedFrame(frame_of(given, "prepared")), estimator)
+
+
+def read_ahead(frame: PreparedFrame, estimator: KerasEstimator) -> PreparedFrame:
+    """Has the executors read what a fit will ask for, and returns the frame; releases it where they cannot."""
     try:
-        _read(rows, estimator)
+        config = fit_config(estimator)
+        if config.elastic is None:
+            data = rows_of_dataset(estimator, estimator.getModel().source.info, frame, config)
+            # Rows that a column marks are dealt out anew where workers go at their own pace.
+            is_dealt = not config.is_synchronous and data.schema.validation is not None
+            in_partitions = data.source.repartitioned if is_dealt else data.source.in_partitions
+            in_partitions(config.num_workers)
     except BaseException:
-        rows.release()
+        frame.release()
         raise
-    return rows
-
-
-def _read(rows: PreparedFrame, estimator: KerasEstimator) -> None:
-    """Has the executors read what a fit will ask for."""
-    config = fit_config(estimator)
-    if config.elastic is None:
-        source = rows_of_dataset(estimator, estimator.getModel().source.info, rows, config).source
-        in_partitions = source.in_partitions if config.is_synchronous else source.repartitioned
-        in_partitions(config.num_workers)
+    return frame

@@ -6,24 +6,26 @@ import contextlib
 import importlib
 import math
 import secrets
+import statistics
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, cast
 
-import keras
 from pyspark import inheritable_thread_target
 
 from elephant.checkpoint.retention import Objective
 from elephant.cluster.session import is_remote, jvm_context
-from elephant.errors import ConfigurationError, JobCancelledError, brief_errors, expect
+from elephant.errors import ConfigurationError, brief_errors, expect
 from elephant.kinds import METRIC
 from elephant.spark.file_formats import Files
 from elephant.spark.prepared import PreparedFrame
 from elephant.spark.training_data import active_session, dataset_of
+from elephant.spark.tuning.folds import folded, refuse_conflicts
+from elephant.spark.tuning.pruning import Pruning, search_ended
 from elephant.spark.tuning.reading_ahead import prepared
-from elephant.spark.tuning.trial_runs import TrialRuns
+from elephant.spark.tuning.trial_runs import TrialRun, TrialRuns
 
 if TYPE_CHECKING:
     import optuna
@@ -43,8 +45,9 @@ class SearchResult:
 
     Args:
         study: All trials, as Optuna has them.
-        best: The fitted model of the best one of this search; None where none of its trials was the best of the study.
-        is_whole: Whether all trials that were asked for have ended; not after an interrupt.
+        best: The fitted model of the best trial of this search; after a refit, a model with the best params of the
+            study on all rows. None where no trial has ended well, and with folds where there was no refit.
+        is_whole: Whether all trials that were asked for have ended, and the refit; not after an interrupt.
     """
 
     study: optuna.Study
@@ -58,7 +61,7 @@ class SearchResult:
 
     @property
     def best_value(self) -> float:
-        """The metric of the best trial."""
+        """The metric of the best trial; with folds, the mean over them."""
         return float(self.study.best_value)
 
 
@@ -73,7 +76,8 @@ def search(
     metric: str = "val_loss",
     study: optuna.Study | None = None,
     seed: int = 0,
-    refit: bool = False,
+    folds: int | None = None,
+    refit: bool | None = None,
 ) -> SearchResult:
     """Fits an estimator with params that Optuna suggests, several at the same time, and returns the best model.
 
@@ -84,7 +88,7 @@ def search(
 
     Args:
         estimator: What the trials have in common; it stays as it is. It has rows for validation where the metric is one
-            of these.
+            of these, and there are no folds.
         dataset: What `elephant.KerasEstimator.fit` takes, or what `elephant.prepared` returned.
         space: Params of the estimator by name, each with the values to choose from, or a distribution of
             `optuna.distributions`. Or a function that takes a trial of Optuna and returns params, such as a ``model``
@@ -95,8 +99,12 @@ def search(
             not say which way is better.
         study: Goes on with this one, which may lie in a data base. None makes one in memory, with a TPE sampler
             (Bergstra et al., 2011, section 4) and a median pruner.
-        seed: Of the sampler of a study that is made here.
-        refit: Whether to fit the best params again on all rows, those for validation too.
+        seed: Of the sampler of a study that is made here, and of the folds.
+        folds: Of k-fold cross-validation, 2 or more: each trial is so many fits, one after the other, each with another
+            part of the rows for validation, and is compared by the mean of their metrics. What the pruner hears of an
+            epoch is the mean of the folds that have ended and of this epoch. None fits once for each trial.
+        refit: Whether to fit the best params of the study again on all rows, those for validation too. None does with
+            folds, whose models have each seen only a part of the rows.
 
     Raises:
         ConfigurationError: An argument is out of its range, or the fit has no such metric.
@@ -109,10 +117,16 @@ def search(
         ...     estimator, train_df, {"learningRate": FloatDistribution(1e-4, 0.1, log=True), "batchSize": [32, 128]}
         ... )
         >>> found.best_params, found.best.transform(test_df)  # doctest: +SKIP
+        >>> found = elephant.search(estimator, train_df, {"batchSize": [32, 128]}, folds=5)  # doctest: +SKIP
+        >>> found.best_value, found.study.best_trial.user_attrs["folds"]  # doctest: +SKIP
     """
     for name, count in (("trials", trials), ("parallelism", parallelism)):
         is_count = isinstance(count, int) and not isinstance(count, bool) and count >= 1
         expect(is_count, name, "a whole number, 1 or more", count)
+    if folds is not None:
+        is_count = isinstance(folds, int) and not isinstance(folds, bool) and folds >= 2
+        expect(is_count, "folds", "a whole number, 2 or more, or None", folds)
+        refuse_conflicts(estimator, () if callable(space) else space)
     try:
         objective = Objective.of(METRIC.value_of(metric))
     except ValueError as error:
@@ -121,15 +135,20 @@ def search(
     study = _study(library, study, objective, seed)
     rows: Any = dataset_of(dataset)
     with contextlib.ExitStack() as closing:
-        if not isinstance(rows, (Files, PreparedFrame)):
+        if folds is not None:
+            rows = closing.enter_context(folded(rows, estimator, folds, seed))
+        elif not isinstance(rows, (Files, PreparedFrame)):
             rows = closing.enter_context(prepared(rows, estimator))
         session = active_session("read the files", "search") if isinstance(rows, Files) else rows.sparkSession
         runs = closing.enter_context(TrialRuns.opened())
-        searching = Search(library, study, estimator, rows, space, objective, session, runs)
+        searching = Search(library, study, estimator, rows, space, objective, session, runs, folds)
         is_whole = searching.run(trials, parallelism)
         best = searching.best
-        if refit and is_whole and best is not None:
-            best = searching.refitted()
+        if is_whole and (folds is not None if refit is None else refit):
+            try:
+                best = searching.refitted()
+            except KeyboardInterrupt:
+                is_whole = False
     return SearchResult(study=study, best=best, is_whole=is_whole)
 
 
@@ -163,7 +182,7 @@ class Search:
     """Trials of one study, some at the same time, until there are enough or somebody interrupts.
 
     Attributes:
-        best: The fitted model of the best trial so far, of those that ended here.
+        best: The fitted model of the best trial so far, of those that ended here; None with folds.
     """
 
     def __init__(
@@ -176,14 +195,17 @@ class Search:
         objective: Objective,
         session: SparkSession,
         runs: TrialRuns,
+        folds: int | None,
     ) -> None:
         self._library, self._study, self._estimator, self._rows = library, study, estimator, rows
         self._space, self._objective, self._session, self._runs = space, objective, session, runs
+        self._folds = folds
         self._tag = f"elephant-search-{secrets.token_hex(8)}"
         self._stopped = threading.Event()
         self._comparing = threading.Lock()
         self.best: KerasModel | None = None
         self._best_params: Mapping[str, Any] = {}
+        self._best_number: int | None = None
         self._best_value = -math.inf
 
     def run(self, trials: int, parallelism: int) -> bool:
@@ -209,7 +231,7 @@ class Search:
                         one.result()
             except KeyboardInterrupt:
                 self._stop(running)
-                if self.best is None:
+                if self._best_number is None:
                     raise
                 return False
             except BaseException:
@@ -260,22 +282,27 @@ class Search:
 
     def _value_of(self, trial: optuna.Trial) -> float:
         """Fits with what Optuna suggests; returns the metric, or NaN, by which Optuna takes this trial for failed."""
-        if callable(self._space):
-            params = self._space(trial)
-        else:
-            params = {name: self._suggested(trial, name, values) for name, values in self._space.items()}
+        params = self._params_of(trial)
         with self._tagged(), self._runs.run_of(trial.number, trial.params) as run:
-            fitted = self._fit(params, trial)
-            run.end_with(self._objective.metric, fitted.history)
-        value = self._objective.value_of(fitted.history)
-        if value is None:
+            fitted, values = self._fits(params, trial, run)
+            run.end_with(values)
+        mean = statistics.fmean(values)
+        if not math.isfinite(mean):
             return math.nan
+        value = mean if self._objective.more_is_better else -mean
         with self._comparing:
             if value > self._best_value:
-                self.best, self._best_params, self._best_value = fitted, params, value
-        return value if self._objective.more_is_better else -value
+                self.best = fitted if self._folds is None else None
+                self._best_params, self._best_number, self._best_value = params, trial.number, value
+        return mean
 
-    def _suggested(self, trial: optuna.Trial, name: str, values: Any) -> Any:
+    def _params_of(self, trial: optuna.trial.BaseTrial) -> Mapping[str, Any]:
+        """Returns params of the estimator for what a trial suggests."""
+        if callable(self._space):
+            return self._space(cast("optuna.Trial", trial))
+        return {name: self._suggested(trial, name, values) for name, values in self._space.items()}
+
+    def _suggested(self, trial: optuna.trial.BaseTrial, name: str, values: Any) -> Any:
         distributions = self._library.distributions
         if isinstance(values, distributions.FloatDistribution):
             return trial.suggest_float(name, values.low, values.high, step=values.step, log=values.log)
@@ -284,35 +311,43 @@ class Search:
         is_distribution = isinstance(values, distributions.CategoricalDistribution)
         return trial.suggest_categorical(name, values.choices if is_distribution else list(values))
 
-    def _fit(self, params: Mapping[str, Any], trial: optuna.Trial) -> KerasModel:
-        estimator = self._estimator.copy().setParams(**params)
-        telling = _Telling(trial, self._objective, self._library.TrialPruned, self._stopped.is_set)
-        listeners = [*estimator.getOrDefault("driverCallbacks"), telling]
-        return estimator.setParams(driverCallbacks=listeners).fit(self._rows)
+    def _fits(self, params: Mapping[str, Any], trial: optuna.Trial, run: TrialRun) -> tuple[KerasModel, list[float]]:
+        """Fits once, or once for each fold; returns the last model, and the metric of each one's last epoch.
 
-    def refitted(self) -> KerasModel:
-        """Fits the best params once more, on the rows for validation too."""
-        estimator = self._estimator.copy().setParams(**self._best_params, validationFraction=0.0)
+        Folds follow each other, so that a trial takes the slots of one fit, and a pruned one costs no more of them. No
+        fit follows one whose metric is not finite.
+        """
+        estimator, values = self._estimator.copy().setParams(**params), list[float]()
+        epochs, pruned, is_stopped = estimator.getOrDefault("epochs"), self._library.TrialPruned, self._stopped.is_set
+        if self._folds is not None:
+            refuse_conflicts(estimator)
+        for fold in [None] if self._folds is None else range(self._folds):
+            if is_stopped():
+                raise search_ended()
+            rows = self._rows if fold is None else self._rows.with_validation(replace(self._rows.fold, number=fold))
+            pruning = Pruning(trial, self._objective, pruned, is_stopped, tuple(values), fold, epochs)
+            listeners = [*estimator.getOrDefault("driverCallbacks"), pruning]
+            with run.of_fold(fold):
+                fitted = estimator.copy().setParams(driverCallbacks=listeners).fit(rows)
+            values.append(float(fitted.history[self._objective.metric][-1]))
+            if fold is not None:
+                trial.set_user_attr("folds", list(values))
+            if not math.isfinite(values[-1]):
+                break
+        return fitted, values
+
+    def refitted(self) -> KerasModel | None:
+        """Fits the best params of the study on all rows, those for validation too; None where no trial has ended well.
+
+        Those of a trial that ended in an earlier search are made of what Optuna suggested then.
+        """
+        try:
+            best = self._study.best_trial
+        except ValueError:
+            return None
+        params = self._best_params
+        if best.number != self._best_number:
+            params = self._params_of(self._library.trial.FixedTrial(best.params, best.number))
+        estimator = self._estimator.copy().setParams(**{**params, "validationFraction": 0.0})
         estimator.clear(estimator.validationIndicatorCol)
         return estimator.fit(self._rows)
-
-
-class _Telling(keras.callbacks.Callback):
-    """Tells Optuna the metric of each epoch, and ends a trial that it prunes; runs on the driver."""
-
-    def __init__(
-        self, trial: optuna.Trial, objective: Objective, pruned: type[Exception], is_stopped: Callable[[], bool]
-    ) -> None:
-        super().__init__()
-        self._trial, self._objective, self._pruned, self._is_stopped = trial, objective, pruned, is_stopped
-
-    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        history = {name: [value] for name, value in (logs or {}).items()}
-        self._objective.require_in(history, "metric")
-        if self._is_stopped():
-            raise JobCancelledError("the search was ended")
-        value = self._objective.value_of(history)
-        if value is not None:
-            self._trial.report(value if self._objective.more_is_better else -value, epoch)
-            if self._trial.should_prune():
-                raise self._pruned(f"after epoch {epoch + 1}")

@@ -1,8 +1,9 @@
-"""Runs of MLflow for the trials of a search, within that of the calling thread."""
+"""Runs of MLflow for the trials of a search, and for their folds, within that of the calling thread."""
 
 from __future__ import annotations
 
 import contextlib
+import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -18,10 +19,26 @@ class TrialRun:
     def __init__(self, mlflow: Any = None) -> None:
         self._mlflow = mlflow
 
-    def end_with(self, metric: str, history: Mapping[str, Sequence[Any]]) -> None:
-        """Notes the metric that the trial is compared by."""
-        if self._mlflow is not None:
-            self._mlflow.log_metric("objective", history[metric][-1])
+    def end_with(self, values: Sequence[float]) -> None:
+        """Notes the metric that the trial is compared by: the mean over its fits, and of several the deviation."""
+        if self._mlflow is None:
+            return
+        self._mlflow.log_metric("objective", statistics.fmean(values))
+        if len(values) > 1:
+            self._mlflow.log_metric("objective_std", statistics.pstdev(values))
+
+    @contextlib.contextmanager
+    def of_fold(self, number: int | None) -> Iterator[None]:
+        """Opens the run of a fold within that of the trial; it is killed where its fit is pruned or fails.
+
+        Args:
+            number: None without folds, where the trial's run is that of its fit.
+        """
+        if self._mlflow is None or number is None:
+            yield
+            return
+        with _ended_run(self._mlflow, f"fold-{number}", {"fold": number}):
+            yield
 
 
 class TrialRuns:
@@ -56,13 +73,18 @@ class TrialRuns:
         if self._mlflow is None:
             yield TrialRun()
             return
-        self._mlflow.start_run(run_name=f"trial-{number}", nested=True, tags={_PARENT: self._parent})
-        try:
-            self._mlflow.set_tag("trial", number)
-            for name, value in params.items():
-                self._mlflow.set_tag(f"suggested.{name}", value)
+        suggested = {f"suggested.{name}": value for name, value in params.items()}
+        with _ended_run(self._mlflow, f"trial-{number}", {_PARENT: self._parent, "trial": number, **suggested}):
             yield TrialRun(self._mlflow)
-        except BaseException:
-            self._mlflow.end_run("KILLED")
-            raise
-        self._mlflow.end_run()
+
+
+@contextlib.contextmanager
+def _ended_run(mlflow: Any, name: str, tags: Mapping[str, Any]) -> Iterator[None]:
+    """Opens a run in this thread, within the one that is active there; an error kills it."""
+    mlflow.start_run(run_name=name, nested=True, tags={tag: str(value) for tag, value in tags.items()})
+    try:
+        yield
+    except BaseException:
+        mlflow.end_run("KILLED")
+        raise
+    mlflow.end_run()
