@@ -43,6 +43,7 @@ from elephant.errors import CheckpointError
 from elephant.net.buffers import equal_bits, portable
 from elephant.net.work_queue import WorkQueue
 from elephant.storage.folder import DAMAGES, DamagedError, Folder, checksum
+from elephant.tables.stored import StoredTable
 
 logger = logging.getLogger(__name__)
 # Its being there asks for a checkpoint; see `elephant.cli.checkpoint_request`.
@@ -417,6 +418,9 @@ class CheckpointManager:
         )
         if lost := {*state.variable_names} - state.arrays.keys():
             raise DamagedError(f"{manifest.state.name} is without {min(lost)}")
+        for stored in filter(None, map(StoredTable.from_array, state.arrays.values())):
+            if lost_files := stored.missing():
+                raise DamagedError(f"{manifest.state.name} is without {lost_files[0]} of a table in {stored.url}")
         if not finished:
             return Checkpoint(state=state)
         of_result = {} if manifest.result is None else self._arrays(manifest.result)

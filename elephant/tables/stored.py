@@ -84,6 +84,11 @@ class StoredTable:
         with writing_to(self.url):
             folder_at(self.url).replace(self._file(part), fill)
 
+    def missing(self) -> list[str]:
+        """Returns the names of its files that are not in the folder; may raise OSError."""
+        folder = folder_at(self.url)
+        return [name for name in map(self._file, range(self.parts)) if not folder.has(name)]
+
     def opened(self) -> OpenedTable:
         """Returns its rows.
 
