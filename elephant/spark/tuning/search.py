@@ -318,6 +318,8 @@ class Search:
         fit follows one whose metric is not finite.
         """
         estimator, values = self._estimator.copy().setParams(**params), list[float]()
+        # Of these, Spark's pages tell.
+        told = {name: value for name, value in params.items() if name != "driverCallbacks"}
         epochs, pruned, is_stopped = estimator.getOrDefault("epochs"), self._library.TrialPruned, self._stopped.is_set
         if self._folds is not None:
             refuse_conflicts(estimator)
@@ -328,7 +330,7 @@ class Search:
             pruning = Pruning(trial, self._objective, pruned, is_stopped, tuple(values), fold, epochs)
             listeners = [*estimator.getOrDefault("driverCallbacks"), pruning]
             with run.of_fold(fold):
-                fitted = estimator.copy().setParams(driverCallbacks=listeners).fit(rows)
+                fitted = estimator.copy().setParams(driverCallbacks=listeners).fit(rows, **told)
             values.append(float(fitted.history[self._objective.metric][-1]))
             if fold is not None:
                 trial.set_user_attr("folds", list(values))
