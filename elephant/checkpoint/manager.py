@@ -346,7 +346,7 @@ class CheckpointManager:
                 finished=finished,
                 history=state.history,
                 facts=state.facts,
-                finite=all(is_finite(array) for array in state.variables),
+                finite=has_finite_model(state),
             )
             if result is not None and not _are_equal(result, state.variables):
                 name = file_name(*place, writing, "result.npz")
@@ -418,12 +418,11 @@ class CheckpointManager:
         )
         if lost := {*state.variable_names} - state.arrays.keys():
             raise DamagedError(f"{manifest.state.name} is without {min(lost)}")
-        for stored in filter(None, map(StoredTable.from_array, state.arrays.values())):
-            if lost_files := stored.missing():
-                raise DamagedError(f"{manifest.state.name} is without {lost_files[0]} of a table in {stored.url}")
         if not finished:
+            _require_tables(state.arrays, manifest.state.name)
             return Checkpoint(state=state)
         of_result = {} if manifest.result is None else self._arrays(manifest.result)
+        _require_tables({**state.arrays, **of_result}, manifest.state.name)
         result = replace(state, arrays={**state.arrays, **of_result}).variables
         return Checkpoint(state=state, finished=True, result=result)
 
@@ -543,10 +542,22 @@ class CheckpointManager:
         )
 
 
+def _require_tables(arrays: Mapping[str, np.ndarray], name: str) -> None:
+    """Raises DamagedError where a table that arrays refer to is not there any more."""
+    for stored in filter(None, map(StoredTable.from_array, arrays.values())):
+        if lost_files := stored.missing():
+            raise DamagedError(f"{name} is without {lost_files[0]} of a table in {stored.url}")
+
+
 def _reluctance(manifest: CheckpointManifest, epochs: int | None) -> tuple[bool, bool]:
     """Returns why a fit of so many epochs goes on from another checkpoint rather than from this one; more is worse."""
     is_beyond = manifest.step > 0 and epochs is not None and manifest.epochs >= epochs
     return not (manifest.finite or manifest.is_done(epochs)), is_beyond
+
+
+def has_finite_model(state: FitState) -> bool:
+    """Returns whether the model of a state has neither NaN nor infinity, nor the tables that ranks have written."""
+    return all(map(is_finite, state.variables)) and bool(state.facts.get("tables", {}).get("finite", True))
 
 
 def is_finite(array: np.ndarray) -> bool:
@@ -592,6 +603,7 @@ class CheckpointWriter:
         self._newest_state: FitState | None = None
         self._best_state: FitState | None = None
         self._best_value = -math.inf
+        self._written_state: FitState | None = None
         self._error: CheckpointError | None = None
         self._queue = WorkQueue("elephant-checkpoints")
         self._wishes, self._closing = threading.Event(), threading.Event()
@@ -612,6 +624,13 @@ class CheckpointWriter:
             return False
         self._wishes.clear()
         return True
+
+    @property
+    def held(self) -> list[FitState]:
+        """States that wait, and the one that is being written."""
+        with self._lock:
+            held = (self._written_state, self._best_state, self._end_state, self._newest_state)
+            return [state for state in held if state is not None]
 
     def keep(self, state: FitState) -> bool:
         """Has a state written; returns at once, with whether it is.
@@ -653,19 +672,23 @@ class CheckpointWriter:
         while (state := self._next_state()) is not None:
             error = self._failure_of(functools.partial(self._checkpoints.save, state))
             with self._lock:
-                self._error = error or self._error
+                self._error, self._written_state = error or self._error, None
 
     def _next_state(self) -> FitState | None:
         """Returns the state to write now, in the order in which they came; None where none waits."""
         with self._lock:
-            best, self._best_state = self._best_state, None
-            if best is not None and best is not self._end_state:
-                return best
-            end, self._end_state = self._end_state, None
-            if end is not None:
-                return end
-            newest, self._newest_state = self._newest_state, None
-            return newest
+            self._written_state = self._first_state()
+            return self._written_state
+
+    def _first_state(self) -> FitState | None:
+        best, self._best_state = self._best_state, None
+        if best is not None and best is not self._end_state:
+            return best
+        end, self._end_state = self._end_state, None
+        if end is not None:
+            return end
+        newest, self._newest_state = self._newest_state, None
+        return newest
 
     def _failure_of(self, write: Callable[[], None]) -> CheckpointError | None:
         """Returns why something could not be written; file systems of others have errors of their own kinds."""

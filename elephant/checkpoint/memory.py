@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from elephant.checkpoint.manager import Checkpoint, CheckpointWriter, is_finite
+from elephant.checkpoint.manager import Checkpoint, CheckpointWriter, has_finite_model
 from elephant.checkpoint.state import FitState
 
 logger = logging.getLogger(__name__)
@@ -69,9 +69,14 @@ class StatesInMemory:
         self._is_wished = True
         return True
 
+    @property
+    def held(self) -> list[FitState]:
+        """States that are here, or on their way to the folder."""
+        return [*self._states, *([] if self._writer is None else self._writer.held)]
+
     def keep(self, state: FitState) -> bool:
         """Takes a state, in place of those that it makes useless; returns whether it is a checkpoint."""
-        if all(map(is_finite, state.variables)):
+        if has_finite_model(state):
             self._states = [one for one in self._states if state.step and not one.step] + [state]
         is_due = self._is_due(state)
         if is_due and self._writer is not None:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
+
+import numpy as np
 
 from elephant.checkpoint.manager import CheckpointSink
 from elephant.checkpoint.state import FitState
-from elephant.storage.folder import Folder
-
-logger = logging.getLogger(__name__)
-# States that nobody has written yet, or that are in the driver's memory alone.
-_RECENT = 4
+from elephant.storage.folder import folder_at
+from elephant.tables.stored import StoredTable
 
 # Of one state: the beginning of its files' names, and the URLs of their folders.
 OfTables = tuple[str, tuple[str, ...]]
@@ -25,57 +23,92 @@ def tables_of(facts: Mapping[str, Any]) -> OfTables | None:
     return None if not tables else (str(tables["name"]), tuple(map(str, tables["urls"])))
 
 
+class HoldsStates(Protocol):
+    """Receiver of states that says which of them a fit may still go on from, or are still to be written."""
+
+    @property
+    def held(self) -> list[FitState]: ...
+
+
 class TableFiles:
     """Removes the files of tables that no state of a fit needs any more.
 
     Args:
-        folder_of: Opens the folder of a URL.
         checkpoints: Returns the facts of the checkpoints that there are now.
     """
 
-    def __init__(
-        self, folder_of: Callable[[str], Folder], checkpoints: Callable[[], Iterable[Mapping[str, Any]]]
-    ) -> None:
-        self._folder_of = folder_of
+    def __init__(self, checkpoints: Callable[[], Iterable[Mapping[str, Any]]]) -> None:
         self._checkpoints = checkpoints
-        self._recent: list[OfTables] = []
         self._known: set[OfTables] = set()
+        # Of the attempts of this fit.
+        self._fits: set[OfTables] = set()
+        self._result_names: set[str] = set()
 
-    def watched(self, sink: CheckpointSink) -> TableStates:
-        """Returns a receiver of states that hears of each."""
-        return TableStates(sink, self)
+    def watched(self, sink: CheckpointSink, holder: HoldsStates) -> TableStates:
+        """Returns a receiver of states that has files removed when a new one has come.
+
+        Args:
+            holder: Of the states.
+        """
+        return TableStates(sink, holder, self)
 
     def begin(self) -> None:
         """Takes the states that the fit may go on from; before there is another one."""
-        self._known |= self._needed()
+        self._known |= self._needed_by(())
 
-    def add(self, of_tables: OfTables) -> None:
-        """Takes a new state."""
-        self._recent = [*self._recent, of_tables][-_RECENT:]
+    def add(self, of_tables: OfTables, held: Iterable[FitState]) -> None:
+        """Takes a new state.
+
+        Args:
+            held: States that are not only in the fit's folder.
+        """
         self._known.add(of_tables)
-        self._remove(self._known - self._needed() - {*self._recent})
+        self._fits.add((of_tables[0].split(".")[0], of_tables[1]))
+        self._remove_useless(held)
+
+    def keep_result(self, variables: Iterable[np.ndarray]) -> None:
+        """Takes the result of the fit, whose files stay."""
+        stored_tables = filter(None, map(StoredTable.from_array, variables))
+        self._result_names |= {".".join(stored.name.split(".")[:2]) for stored in stored_tables}
 
     def close(self) -> None:
-        """Removes what no checkpoint needs; when the fit has ended, and goes on from nothing else."""
-        # What is not removed is in nobody's way.
+        """Removes what neither the result nor a checkpoint needs; when the fit goes on from nothing else.
+
+        Attempts of this fit that have failed may have left parts of states, or a result, of which nobody was told.
+        """
+        self._remove_useless(())
         with contextlib.suppress(Exception):
-            self._remove(self._known - self._needed())
+            needed = {name for name, _ in self._needed_by(())} | self._result_names
+            for name, urls in self._fits:
+                remove_files([name], urls, needed=needed)
 
-    def _needed(self) -> set[OfTables]:
-        return {of_tables for facts in self._checkpoints() if (of_tables := tables_of(facts)) is not None}
+    def _remove_useless(self, held: Iterable[FitState]) -> None:
+        # What is needed is there: whatever a file system raises, no fit ends of it.
+        with contextlib.suppress(Exception):
+            for name, urls in self._known - self._needed_by(held):
+                remove_files([name], urls)
+                self._known.discard((name, urls))
 
-    def _remove(self, useless: Iterable[OfTables]) -> None:
-        for name, urls in useless:
-            try:
-                for url in urls:
-                    folder = self._folder_of(url)
-                    for file in folder.names():
-                        if file.startswith(f"{name}."):
-                            folder.remove(file)
-            except Exception as error:
-                # What is needed is there: whatever this file system raises, no fit ends of it.
-                logger.warning("Files of tables in %s could not be removed: %s", ", ".join(urls), error)
-            self._known.discard((name, urls))
+    def _needed_by(self, held: Iterable[FitState]) -> set[OfTables]:
+        # First those that are on their way to the folder: they may arrive meanwhile.
+        held_facts = [state.facts for state in held]
+        return {found for facts in (*held_facts, *self._checkpoints()) if (found := tables_of(facts)) is not None}
+
+
+def remove_files(names: Iterable[str], urls: Iterable[str], *, needed: Iterable[str] = ()) -> None:
+    """Removes files by the beginnings of their names; may raise whatever a file system raises.
+
+    Args:
+        names: Of fits, or of states.
+        urls: Of folders, as workers write to them.
+        needed: Beginnings of names of files that stay.
+    """
+    going, staying = (tuple(f"{name}." for name in given) for given in (names, needed))
+    for url in urls:
+        folder = folder_at(url)
+        for file in folder.names():
+            if file.startswith(going) and not file.startswith(staying):
+                folder.remove(file)
 
 
 class TableStates:
@@ -83,11 +116,12 @@ class TableStates:
 
     Args:
         sink: Takes the states.
+        holder: Of the states.
         table_files: Told of them.
     """
 
-    def __init__(self, sink: CheckpointSink, table_files: TableFiles) -> None:
-        self._sink, self._table_files = sink, table_files
+    def __init__(self, sink: CheckpointSink, holder: HoldsStates, table_files: TableFiles) -> None:
+        self._sink, self._holder, self._table_files = sink, holder, table_files
 
     @property
     def is_wanted(self) -> bool:
@@ -95,11 +129,11 @@ class TableStates:
         return self._sink.is_wanted
 
     def keep(self, state: FitState) -> bool:
-        """Takes a state; returns at once, with whether it is a checkpoint that users hear of."""
+        """Takes a state; returns whether it is a checkpoint that users hear of."""
         is_shown = self._sink.keep(state)
         of_tables = tables_of(state.facts)
         if of_tables is not None:
-            self._table_files.add(of_tables)
+            self._table_files.add(of_tables, self._holder.held)
         return is_shown
 
     def check(self) -> None:

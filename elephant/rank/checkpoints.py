@@ -334,7 +334,6 @@ class CheckpointCallback(keras.callbacks.Callback):
         writing: contextlib.AbstractContextManager[dict[str, Any]]
         writing = contextlib.nullcontext({}) if self._tables is None else self._tables.written(f"{epochs}-{step}")
         with writing as of_tables:
-            # Here all ranks meet: each has written its parts of tables.
             own = own_arrays(self.model, self._job, self._communicator, self._within, is_within=step > 0)
             if self._divided is not None:
                 own |= self._divided.gather(self.model)

@@ -30,6 +30,7 @@ from elephant.compression import reduction_for
 from elephant.data.epoch_plan import EpochPlan
 from elephant.data.shard import Shard
 from elephant.data.virtual_shards import ElasticPlan
+from elephant.errors import ConfigurationError
 from elephant.modeling.layers.sync_batch_norm import synchronize, synchronized_layers
 from elephant.modeling.variables import (
     BFLOAT16,
@@ -74,6 +75,7 @@ from elephant.rank.checkpoints import (
 from elephant.rank.input.feed import BatchFeed
 from elephant.rank.input.preprocessed_shard import prepared_rows
 from elephant.rank.job import (
+    WEIGHTS,
     ExchangeCounts,
     Reporter,
     SummedCounts,
@@ -273,10 +275,7 @@ def train_rank(
                 moves.move()
                 batches = feed.training_batches(weight.epoch + 1)
                 has_ended = fit(batches, epoch=weight.epoch + 1)
-        with tables.written("result") as is_written:
-            if is_written:
-                # All parts are there.
-                replicas.barrier()
+        with tables.written("result"):
             # While the others still serve their parts of tables.
             variables = read_whole(model, divided, world)
             if world.rank == 0:
@@ -477,6 +476,12 @@ def callbacks_of_fit(
     remote = RemoteFiles(own)
     if remote.is_needed:
         callbacks[order.FILES] = [remote]
+    if job.driver_reads == WEIGHTS and tables is not None and tables.urls:
+        raise ConfigurationError(
+            "callbacks: expected none on the driver that looks at the model's weights, which would need the tables of "
+            f"ShardedEmbedding(path={tables.urls[0]!r}) as a whole. Received: at least one. Leave it out, let it look "
+            "at numbers alone, or use checkpointPath."
+        )
     if job.driver_reads is not None:
         wait_s = config.timeouts.collective_s / 2
         turn = DriverTurn(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from elephant.checkpoint.manager import CheckpointManager, CheckpointSink, CheckpointWriter
 from elephant.checkpoint.memory import StatesInMemory
 from elephant.checkpoint.state import joined, place_in_words, require_same_fit
-from elephant.checkpoint.table_states import TableFiles
+from elephant.checkpoint.table_states import TableFiles, remove_files, tables_of
 from elephant.cluster.addresses import driver_addresses
 from elephant.cluster.checks.preflight import Requirements, preflight_checked
 from elephant.cluster.executors import allocates_dynamically, is_decommissioned
@@ -89,7 +89,12 @@ def open_checkpoints(session: SparkSession, config: FitConfig) -> CheckpointMana
 def remove_checkpoints(session: SparkSession, config: FitConfig) -> None:
     """Removes the checkpoints of a fit that has ended."""
     if config.checkpoint_path is not None:
-        CheckpointManager(checkpoint_folder(session, config.checkpoint_path)).remove()
+        manager = CheckpointManager(checkpoint_folder(session, config.checkpoint_path))
+        # What is not removed is in nobody's way.
+        with contextlib.suppress(Exception):
+            for of_tables in filter(None, (tables_of(manifest.facts) for manifest in manager.manifests())):
+                remove_files([of_tables[0]], of_tables[1])
+        manager.remove()
 
 
 def description_of(config: FitConfig, params: Mapping[str, Any] | None = None) -> str:
@@ -155,7 +160,7 @@ def train(rows: RowSource, job: TrainingJob, progress: Progress) -> FitResult:
     if on_executors:
         # What rank 0 keeps there comes with the end of its job, or is lost with it.
         job = replace(job, config=job.config.changed(max_restarts=0))
-    table_files = TableFiles(job.folder_of, recovery.checkpoint_facts)
+    table_files = TableFiles(recovery.checkpoint_facts)
     with contextlib.closing(table_files):
         if job.model.info.sharded:
             table_files.begin()
@@ -166,9 +171,10 @@ def train(rows: RowSource, job: TrainingJob, progress: Progress) -> FitResult:
             sized = job if elastic is None else elastic.sized(job)
             try:
                 with recovery.writer() as checkpoint_writer, _watched(elastic, checkpoint_writer, job.config) as states:
-                    if states is not None and job.model.info.sharded:
-                        states = table_files.watched(states)
+                    if states is not None and checkpoint_writer is not None and job.model.info.sharded:
+                        states = table_files.watched(states, checkpoint_writer)
                     result = mode(rows, replace(sized, state=recovery.state), progress, states)
+                    table_files.keep_result(result.variables)
                     if checkpoint_writer is not None:
                         _finish(checkpoint_writer, result)
             except SlotsFreedError:

@@ -106,6 +106,11 @@ class Tables(ABC):
             self.flush()
             return self._whole(table, name)
 
+    def is_finite(self, table: int) -> bool:
+        """Returns whether the part of a table that is here has neither NaN nor infinity."""
+        with self._using:
+            return self._part_here(table).is_finite
+
     @contextlib.contextmanager
     def stored_at(self, places: Sequence[TablePlace | None]) -> Iterator[None]:
         """Writes the parts that are here, with all gradients that have come; all ranks do.
@@ -225,7 +230,7 @@ class LocalTables(Tables):
     def _whole(self, table: int, name: str) -> np.ndarray:
         stored = StoredTable.from_array(self._given[table].get(name))
         if table not in self._stack_parts and stored is not None:
-            return stored.opened().part()
+            return stored.part(0, 1)
         return self._part_here(table).arrays[name].copy()
 
     def _part_here(self, table: int) -> TablePart:

@@ -89,24 +89,40 @@ class StoredTable:
         folder = folder_at(self.url)
         return [name for name in map(self._file, range(self.parts)) if not folder.has(name)]
 
+    def part(self, part: int, parts: int) -> np.ndarray:
+        """Returns a copy of the rows of one of so many parts; reads one file where there are as many.
+
+        Raises:
+            CheckpointError: They cannot be read.
+        """
+        return np.array(self.file(part)) if parts == self.parts else self.opened().part(part, parts)
+
     def opened(self) -> OpenedTable:
         """Returns its rows.
 
         Raises:
             CheckpointError: A part cannot be read.
         """
-        counts = [(-(-(self.shape[0] - part) // self.parts), self.shape[1]) for part in range(self.parts)]
+        return OpenedTable(self.shape, [self.file(part) for part in range(self.parts)])
+
+    def file(self, part: int) -> np.ndarray:
+        """Returns the rows of a part, which are read as they are needed.
+
+        Raises:
+            CheckpointError: They cannot be read.
+        """
+        expected = -(-(self.shape[0] - part) // self.parts), self.shape[1]
         try:
-            arrays = [_mapped(self.url, self._file(part)) for part in range(self.parts)]
-            if [one.shape for one in arrays] != counts or any(one.dtype != np.float32 for one in arrays):
-                raise ValueError(f"parts of shapes {[one.shape for one in arrays]}, not {counts}")
+            array = _mapped(self.url, self._file(part))
+            if array.shape != expected or array.dtype != np.float32:
+                raise ValueError(f"{array.dtype} of shape {array.shape}, not float32 of {expected}")
         except (OSError, *DAMAGES) as error:
             raise CheckpointError(
-                f"ShardedEmbedding(path={self.url!r}): expected the files {self._file(0)} and on, in which "
-                f"{self.parts} workers have written a table. Received: {type(error).__name__}: {error}. Mount or "
-                "restore the folder: the rows are nowhere else."
+                f"ShardedEmbedding(path={self.url!r}): expected {self._file(part)}, in which a worker has written its "
+                f"part of a table. Received: {type(error).__name__}: {error}. Mount or restore the folder: the rows "
+                "are nowhere else."
             ) from error
-        return OpenedTable(self.shape, arrays)
+        return array
 
     def _file(self, part: int) -> str:
         return f"{self.name}.{part}-of-{self.parts}.npy"
@@ -160,12 +176,17 @@ def _mapped(url: str, name: str) -> np.ndarray:
         if isinstance(path, str):
             return np.lib.format.open_memmap(path, mode="r")
         folder = tempfile.mkdtemp(prefix="elephant-table-", dir=scratch_folder())
-        copy = Path(folder) / name
-        with open(copy, "wb") as local:
-            shutil.copyfileobj(file, local, 1 << 20)
-    array = np.lib.format.open_memmap(copy, mode="r")
+        remove = functools.partial(shutil.rmtree, folder, ignore_errors=True)
+        try:
+            copy = Path(folder) / name
+            with open(copy, "wb") as local:
+                shutil.copyfileobj(file, local, 1 << 20)
+            array = np.lib.format.open_memmap(copy, mode="r")
+        except BaseException:
+            remove()
+            raise
     # The pages stay as long as the array does.
-    weakref.finalize(array, functools.partial(shutil.rmtree, folder, ignore_errors=True))
+    weakref.finalize(array, remove)
     return array
 
 

@@ -196,13 +196,18 @@ class TablePart:
                 given, stored = arrays[name], StoredTable.from_array(arrays[name])
                 own = (part, parts) if name == ROWS or spec.slots[name].per_row != 0 else (0, 1)
                 if stored is not None:
-                    self.arrays[name] = stored.opened().part(*own)
+                    self.arrays[name] = stored.part(*own)
                 else:
                     self.arrays[name] = np.array(given[own[0] :: own[1]], np.float32, order="C")
             elif name == ROWS:
                 self.arrays[name] = spec.initial_rows(part, parts)
             else:
                 self.arrays[name] = np.full(spec.shape_of(name, part, parts), spec.slots[name].first, np.float32)
+
+    @property
+    def is_finite(self) -> bool:
+        """True if rows and slots have neither NaN nor infinity."""
+        return all(bool(np.isfinite(array).all()) for array in self.arrays.values())
 
     def write(self, place: TablePlace) -> dict[str, StoredTable]:
         """Writes rows and slots; returns by name where all parts' are.

@@ -15,6 +15,7 @@ from elephant.data.virtual_shards import number_of_pieces, owner_of
 from elephant.errors import ConfigurationError, UnsupportedError
 from elephant.modeling.layers.feature_embeddings import ShardedEmbeddings
 from elephant.modeling.layers.sharded_embedding import ShardedEmbedding, sharded_embeddings
+from elephant.rank.job import WEIGHTS
 from elephant.tables.stored import StoredTable
 from elephant.tables.table import ROWS
 
@@ -147,6 +148,7 @@ def test_fit_when_it_goes_on_with_other_ranks_then_begins_with_the_whole_table(r
     table = values_of(state.arrays[f"model/user/{ROWS}"])
     assert values_of(state.arrays["model/user/updates"]).item() == 5 and table.shape == (30, 4)
     assert has_path == (state.arrays[f"model/user/{ROWS}"] is not table)
+    assert not has_path or state.facts["tables"]["finite"] is True
     np.testing.assert_array_equal(table, trained(first)[-1])
     job = job_for(model_of(sharded("lazy_adam", path=path)), epochs=1, **options)
     again = rank_pool.fit(replace(job, state=state), split(DATA, (31, *(0,) * (world - 1))))[0]
@@ -209,6 +211,12 @@ def test_fit_when_workers_have_not_one_folder_for_tables_then_says_so_before_the
     with pytest.raises(Exception, match=text) as failed:
         rank_pool.fit(job, split(DATA, (17, 14)))
     assert "in require_folders" in str(failed.value)
+
+
+def test_fit_when_callbacks_on_the_driver_look_at_weights_then_tables_with_a_path_are_refused(rank_pool, tmp_path):
+    job = replace(job_for(model_of(sharded(path=tmp_path)), epochs=1, batch_size=BATCH), driver_reads=WEIGHTS)
+    with pytest.raises(Exception, match=r"expected none on the driver that looks at the model's weights"):
+        rank_pool.fit(job, split(DATA, (17, 14)))
 
 
 def test_fit_when_its_optimizer_scales_the_loss_then_is_refused(rank_pool):

@@ -39,7 +39,7 @@ _ELSEWHERE = {
     ("gpus.md", 0): ClusterError,
     ("models.md", 4): "needs Keras RS; tests/modeling/test_feature_embeddings.py has classes with its attributes",
     ("parallelism.md", 2): "parts of a program on several ranks; tests/training/test_stage_memory.py runs them",
-    ("parallelism.md", 3): None if current().divides_models else UnsupportedError,
+    ("parallelism.md", 4): None if current().divides_models else UnsupportedError,
 }
 # Pages about what several workers do with each other; elsewhere one shows as much.
 _OF_SEVERAL = ["modes", "parallelism"]

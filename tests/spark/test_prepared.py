@@ -47,8 +47,9 @@ def end_an_executor_with_rows(spark, source):
     """Kills one, and waits until Spark knows: before, others read on this host what it had on its disk."""
     known = block_managers(spark)
     victim = psutil.Process(min(source.readers))
-    while "--executor-id" not in victim.cmdline():
+    while victim is not None and "--executor-id" not in victim.cmdline():
         victim = victim.parent()
+    assert victim is not None, "the rows were read by a process of no executor"
     victim.kill()
     victim.wait(20)
     deadline = time.monotonic() + 60

@@ -120,7 +120,7 @@ def test_fits_when_tables_have_a_path_then_go_on_with_other_numbers_of_workers_a
     assert states == needed and len(needed) == EPOCHS
     for path in tables.iterdir():
         path.unlink()
-    with pytest.raises(CheckpointError, match=r"expected the files .*result\.0\.embeddings\.0-of-2\.npy and on"):
+    with pytest.raises(CheckpointError, match=r"expected .*result\.0\.embeddings\.0-of-2\.npy, in which a worker"):
         fitted.table("user").numpy()
 
 

@@ -76,7 +76,9 @@ def other_kind(path):
 def test_table_when_a_file_is_damaged_then_the_error_names_it(tmp_path, damage):
     references, _ = stored_by(tmp_path, 2)
     damage(tmp_path / "fit.1-0.0.embeddings.1-of-2.npy")
-    with pytest.raises(CheckpointError, match=r"path=.*expected the files fit\.1-0\.0\.embeddings\.0-of-2\.npy and on"):
+    with pytest.raises(
+        CheckpointError, match=r"path=.*expected fit\.1-0\.0\.embeddings\.1-of-2\.npy, in which a worker"
+    ):
         StoredTable.from_array(references[ROWS]).opened()
 
 

@@ -14,6 +14,7 @@ from elephant.collective.communicator import Communicator
 from elephant.errors import CheckpointError, ConfigurationError
 from elephant.modeling.layers.sharded_embedding import ShardedEmbedding, sharded_embeddings
 from elephant.net.stream import Listener
+from elephant.rank.callbacks.rank_callbacks import any_rank
 from elephant.storage.folder import folder_at
 from elephant.tables.rank_tables import RankTables
 from elephant.tables.stored import TablePlace, writing_to
@@ -52,15 +53,17 @@ class FitTables:
 
     Args:
         embeddings: The layers.
+        communicator: All ranks.
         fit_name: Beginning of the names of files that ranks write.
 
     Attributes:
         divided: Those of which each rank has a part; None where there are none, or one rank has all.
     """
 
-    def __init__(self, embeddings: Sequence[ShardedEmbedding], fit_name: str) -> None:
+    def __init__(self, embeddings: Sequence[ShardedEmbedding], communicator: Communicator, fit_name: str) -> None:
         self.divided: RankTables | None = None
         self._embeddings = embeddings
+        self._communicator = communicator
         self._fit_name = fit_name
 
     @property
@@ -68,12 +71,13 @@ class FitTables:
         """Folders to which ranks write tables."""
         return sorted({layer.path_of_table for layer in self._embeddings if layer.path_of_table is not None})
 
-    def require_folders(self, communicator: Communicator) -> None:
+    def require_folders(self) -> None:
         """Has all ranks write to the folders, and see what the others have written; before any step.
 
         Raises:
             CheckpointError: A folder cannot be written to, or is another one on another rank.
         """
+        communicator = self._communicator
         names = [f"{self._fit_name}.begin.{rank}" for rank in range(communicator.world_size)]
         for url in self.urls:
             folder, own = folder_at(url), names[communicator.rank]
@@ -95,10 +99,10 @@ class FitTables:
 
     @contextlib.contextmanager
     def written(self, state: str) -> Iterator[dict[str, Any]]:
-        """Writes this rank's parts of tables that have a path; all ranks call it.
+        """Writes this rank's parts of tables that have a path; all ranks call it, and meet when they have.
 
-        In the block states refer to what was written. The others' parts are there when all ranks have met next. Gives
-        what `elephant.checkpoint.table_states` has to know of it; nothing where nothing is written.
+        In the block states refer to what was written. Gives what `elephant.checkpoint` has to know of it; nothing where
+        nothing is written.
 
         Args:
             state: A name that no other state of the fit has.
@@ -120,7 +124,10 @@ class FitTables:
             else:
                 for layer, place in zip(self._embeddings, places, strict=True):
                     stack.enter_context(layer.tables.stored_at([place]))
-            yield {"tables": {"name": name, "urls": self.urls}}
+            parts = zip(self._embeddings, places, strict=True)
+            here = all(layer.tables.is_finite(layer.place) for layer, place in parts if place is not None)
+            is_finite = not any_rank(not here, self._communicator)
+            yield {"tables": {"name": name, "urls": self.urls, "finite": is_finite}}
 
 
 @contextlib.contextmanager
@@ -142,8 +149,8 @@ def divided_tables(
             "mixed_bfloat16 or float32."
         )
     fit_name = communicator.broadcast_object(secrets.token_hex(6)) if layers else ""
-    fit_tables = FitTables(layers, fit_name)
-    fit_tables.require_folders(communicator)
+    fit_tables = FitTables(layers, communicator, fit_name)
+    fit_tables.require_folders()
     if not layers or communicator.world_size == 1 or endpoint is None:
         yield fit_tables
         return

@@ -21,8 +21,8 @@ from elephant.tables.stored import StoredTable
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-# Of a table that executors read.
-_PARTITION_BYTES = 1 << 26
+# That executors read at a time.
+_BATCH_ROWS = 1 << 14
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -43,7 +43,7 @@ class EmbeddingTable:
         Raises:
             CheckpointError: Files that workers have written cannot be read.
         """
-        return self.table.opened().part() if isinstance(self.table, StoredTable) else self.table
+        return self.table.part(0, 1) if isinstance(self.table, StoredTable) else self.table
 
     def toDF(self) -> DataFrame:
         """Returns a DataFrame of the active session, with the columns ``id``, bigint, and ``embedding``, array<float>.
@@ -59,11 +59,9 @@ class EmbeddingTable:
         session = active_session("make the DataFrame", "toDF")
         if not isinstance(self.table, StoredTable):
             return frame_of_arrow(session, _with_ids(np.arange(len(self.table)), self.table))
-        rows, width = self.table.shape
-        partitions = max(1, -(-rows * width * 4 // _PARTITION_BYTES))
-        return session.range(0, rows, 1, partitions).mapInArrow(
-            _RowsOf(self.table), "id bigint, embedding array<float>"
-        )
+        # A task for each file: from an object store it is copied as a whole.
+        parts = session.range(0, self.table.parts, 1, self.table.parts)
+        return parts.mapInArrow(_RowsOf(self.table), "id bigint, embedding array<float>")
 
     def __repr__(self) -> str:
         rows, width = self.table.shape
@@ -72,15 +70,17 @@ class EmbeddingTable:
 
 @dataclass(frozen=True)
 class _RowsOf:
-    """Looks rows of a table up on executors."""
+    """Reads files of a table on executors."""
 
     table: StoredTable
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        opened = self.table.opened()
-        for batch in batches:
-            ids = batch.column(0).to_numpy()
-            yield from _with_ids(ids, opened.take(ids)).to_batches()
+        for part in (part for batch in batches for part in batch.column(0).to_pylist()):
+            rows = self.table.file(part)
+            for first in range(0, len(rows), _BATCH_ROWS):
+                block = np.array(rows[first : first + _BATCH_ROWS])
+                ids = (first + np.arange(len(block))) * self.table.parts + part
+                yield from _with_ids(ids, block).to_batches()
 
 
 def _with_ids(ids: np.ndarray, rows: np.ndarray) -> pa.Table:

@@ -17,7 +17,7 @@ from pyspark import inheritable_thread_target
 
 from elephant.checkpoint.retention import Objective
 from elephant.cluster.session import is_remote, jvm_context
-from elephant.errors import ConfigurationError, brief_errors, expect
+from elephant.errors import ConfigurationError, brief_errors, expect, warn_user
 from elephant.kinds import METRIC
 from elephant.spark.file_formats import Files
 from elephant.spark.prepared import PreparedFrame
@@ -149,6 +149,10 @@ def search(
                 best = searching.refitted()
             except KeyboardInterrupt:
                 is_whole = False
+            except Exception as error:
+                # Hours of trials are worth more.
+                is_whole = False
+                warn_user(f"The best params could not be fitted on all rows: {type(error).__name__}: {error}")
     return SearchResult(study=study, best=best, is_whole=is_whole)
 
 
@@ -319,7 +323,7 @@ class Search:
         """
         estimator, values = self._estimator.copy().setParams(**params), list[float]()
         # Of these, Spark's pages tell.
-        told = {name: value for name, value in params.items() if name != "driverCallbacks"}
+        told = {name: one for name, one in params.items() if estimator.hasParam(name) and name != "driverCallbacks"}
         epochs, pruned, is_stopped = estimator.getOrDefault("epochs"), self._library.TrialPruned, self._stopped.is_set
         if self._folds is not None:
             refuse_conflicts(estimator)
