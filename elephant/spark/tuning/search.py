@@ -19,6 +19,7 @@ from elephant.checkpoint.retention import Objective
 from elephant.cluster.session import is_remote, jvm_context
 from elephant.errors import ConfigurationError, brief_errors, expect, warn_user
 from elephant.kinds import METRIC
+from elephant.options import OPTIONS
 from elephant.spark.file_formats import Files
 from elephant.spark.prepared import PreparedFrame
 from elephant.spark.training_data import active_session, dataset_of
@@ -323,7 +324,8 @@ class Search:
         """
         estimator, values = self._estimator.copy().setParams(**params), list[float]()
         # Of these, Spark's pages tell.
-        told = {name: one for name, one in params.items() if estimator.hasParam(name) and name != "driverCallbacks"}
+        told = {option.param: params[option.param] for option in OPTIONS if option.param in params}
+        told.pop("driverCallbacks", None)
         epochs, pruned, is_stopped = estimator.getOrDefault("epochs"), self._library.TrialPruned, self._stopped.is_set
         if self._folds is not None:
             refuse_conflicts(estimator)
