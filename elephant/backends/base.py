@@ -131,6 +131,7 @@ class Backend(ABC):
         optimizers: The beginning of the module's name by which Keras saves its optimizers, where that is the backend's.
         program_layers: Layers of Keras that hold a program of the framework, or load one.
         compiles_host_calls: Whether a step that XLA compiles can call a function on the host.
+        compiles_divided_updates: Whether ranks can exchange weights at the end of a step with ``jit_compile=True``.
     """
 
     name: str
@@ -155,6 +156,7 @@ class Backend(ABC):
     optimizers = ""
     program_layers: tuple[str, ...] = ()
     compiles_host_calls = False
+    compiles_divided_updates = True
 
     # Before the framework is imported.
 

@@ -36,6 +36,7 @@ class TorchBackend(Backend):
 
     name = "torch"
     title = "PyTorch"
+    compiles_divided_updates = False
     gpu_package = "torch"
     packages = ("torch",)
     oldest = "2.4"

@@ -134,10 +134,10 @@ def _require_dividable(model: keras.Model) -> None:
             "shardOptimizer: expected a model with one optimizer and Keras' own train_step, after which ranks exchange "
             f"what each has updated. Received: {model.name!r}, which has another one. {_WITHOUT}"
         )
-    if current().name == "torch" and model.jit_compile is True:
+    if model.jit_compile is True and not current().compiles_divided_updates:
         raise UnsupportedError(
-            "shardOptimizer: expected a model that torch.compile does not compile, because ranks exchange weights at "
-            f"the end of each step. Received: {model.name!r} with jit_compile=True. Compile it without. {_WITHOUT}"
+            f"shardOptimizer: expected a model that {current().title} does not compile, because ranks exchange weights "
+            f"at the end of each step. Received: {model.name!r} with jit_compile=True. Compile it without. {_WITHOUT}"
         )
     optimizer, *more = parts_of(model.optimizer)
     inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)
