@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
     from pyspark.sql import SparkSession
 
+_TOO_FEW_S = 20.0
 _POLL_S = 0.5
 # Of the reason for which Spark has removed an executor.
 _DECOMMISSIONED = "decommission"
@@ -309,8 +310,10 @@ def awaited_slots(
     if slots is None:
         return None
     promised = promised_slots(setting(session, "spark.master") or "", session_settings(session))
-    may_come = promised is None or promised >= wanted
-    deadline = time.monotonic() + (timeout_s if may_come else 0.0)
+    if promised is not None and promised < wanted:
+        # There will never be enough. How many there are, is known when those have come.
+        wanted, timeout_s = promised, min(timeout_s, _TOO_FEW_S)
+    deadline = time.monotonic() + timeout_s
     if slots < wanted and time.monotonic() < deadline:
         note(f"waiting for {wanted} task slots: the cluster has {slots} so far")
     while slots < wanted and time.monotonic() < deadline:
