@@ -672,7 +672,8 @@ class CheckpointWriter:
         while (state := self._next_state()) is not None:
             error = self._failure_of(functools.partial(self._checkpoints.save, state))
             with self._lock:
-                self._error, self._written_state = error or self._error, None
+                self._written_state = None
+                self._error = error or self._error
 
     def _next_state(self) -> FitState | None:
         """Returns the state to write now, in the order in which they came; None where none waits."""

@@ -56,15 +56,15 @@ class TableFiles:
         """Takes the states that the fit may go on from; before there is another one."""
         self._known |= self._needed_by(())
 
-    def add(self, of_tables: OfTables, held: Iterable[FitState]) -> None:
+    def add(self, of_tables: OfTables, states: Iterable[FitState]) -> None:
         """Takes a new state.
 
         Args:
-            held: States that are not only in the fit's folder.
+            states: Those that are not only in the fit's folder.
         """
         self._known.add(of_tables)
         self._fits.add((of_tables[0].split(".")[0], of_tables[1]))
-        self._remove_useless(held)
+        self._remove_useless(states)
 
     def keep_result(self, variables: Iterable[np.ndarray]) -> None:
         """Takes the result of the fit, whose files stay."""
@@ -82,16 +82,16 @@ class TableFiles:
             for name, urls in self._fits:
                 remove_files([name], urls, needed=needed)
 
-    def _remove_useless(self, held: Iterable[FitState]) -> None:
+    def _remove_useless(self, states: Iterable[FitState]) -> None:
         # What is needed is there: whatever a file system raises, no fit ends of it.
         with contextlib.suppress(Exception):
-            for name, urls in self._known - self._needed_by(held):
+            for name, urls in self._known - self._needed_by(states):
                 remove_files([name], urls)
                 self._known.discard((name, urls))
 
-    def _needed_by(self, held: Iterable[FitState]) -> set[OfTables]:
+    def _needed_by(self, states: Iterable[FitState]) -> set[OfTables]:
         # First those that are on their way to the folder: they may arrive meanwhile.
-        held_facts = [state.facts for state in held]
+        held_facts = [state.facts for state in states]
         return {found for facts in (*held_facts, *self._checkpoints()) if (found := tables_of(facts)) is not None}
 
 

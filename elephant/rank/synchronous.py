@@ -236,9 +236,9 @@ def train_rank(
             # Where no state is kept, a process that is to end has nothing to wait for.
             notice.heeded() if job.config.keeps_states else contextlib.nullcontext(),
         ):
-            if tables.divided is not None:
+            if tables.rank_tables is not None:
                 # Nothing that a trial of a step makes is a contribution to the tables.
-                tables.divided.share = lambda: weight() if weight.in_step else None
+                tables.rank_tables.share = lambda: weight() if weight.in_step else None
             callbacks = callbacks_of_fit(
                 job,
                 feed,
@@ -442,7 +442,7 @@ def callbacks_of_fit(
     local = not config.averages_gradients and replicas.world_size > 1
     own = callbacks_of_rank(job.callbacks, rank)
     broadcast_rate(own, config.batches_of(plan.world_size))
-    rank_tables = None if tables is None else tables.divided
+    rank_tables = None if tables is None else tables.rank_tables
     if exchange is None:
         exchange = world if rank_tables is None else SummedCounts([world, rank_tables])
     times = StepTimes(reporter, rank, plan.world_size, feed, exchange) if job.traced else None

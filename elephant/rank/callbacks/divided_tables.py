@@ -57,11 +57,11 @@ class FitTables:
         fit_name: Beginning of the names of files that ranks write.
 
     Attributes:
-        divided: Those of which each rank has a part; None where there are none, or one rank has all.
+        rank_tables: Those of which each rank has a part; None where there are none, or one rank has all.
     """
 
     def __init__(self, embeddings: Sequence[ShardedEmbedding], communicator: Communicator, fit_name: str) -> None:
-        self.divided: RankTables | None = None
+        self.rank_tables: RankTables | None = None
         self._embeddings = embeddings
         self._communicator = communicator
         self._fit_name = fit_name
@@ -119,8 +119,8 @@ class FitTables:
             yield {}
             return
         with contextlib.ExitStack() as stack:
-            if self.divided is not None:
-                stack.enter_context(self.divided.stored_at(places))
+            if self.rank_tables is not None:
+                stack.enter_context(self.rank_tables.stored_at(places))
             else:
                 for layer, place in zip(self._embeddings, places, strict=True):
                     stack.enter_context(layer.tables.stored_at([place]))
@@ -170,7 +170,7 @@ def divided_tables(
         tables.connect(communicator.allgather_object(tables.address))
         for place, layer in enumerate(layers):
             layer.divide(tables, place)
-        fit_tables.divided = tables
+        fit_tables.rank_tables = tables
         yield fit_tables
         tables.leave()
     except Exception as error:
