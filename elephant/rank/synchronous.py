@@ -30,7 +30,6 @@ from elephant.compression import reduction_for
 from elephant.data.epoch_plan import EpochPlan
 from elephant.data.shard import Shard
 from elephant.data.virtual_shards import ElasticPlan
-from elephant.errors import ConfigurationError
 from elephant.modeling.layers.sync_batch_norm import synchronize, synchronized_layers
 from elephant.modeling.variables import (
     BFLOAT16,
@@ -75,7 +74,6 @@ from elephant.rank.checkpoints import (
 from elephant.rank.input.feed import BatchFeed
 from elephant.rank.input.preprocessed_shard import prepared_rows
 from elephant.rank.job import (
-    WEIGHTS,
     ExchangeCounts,
     Reporter,
     SummedCounts,
@@ -476,16 +474,18 @@ def callbacks_of_fit(
     remote = RemoteFiles(own)
     if remote.is_needed:
         callbacks[order.FILES] = [remote]
-    if job.driver_reads == WEIGHTS and tables is not None and tables.urls:
-        raise ConfigurationError(
-            "callbacks: expected none on the driver that looks at the model's weights, which would need the tables of "
-            f"ShardedEmbedding(path={tables.urls[0]!r}) as a whole. Received: at least one. Leave it out, let it look "
-            "at numbers alone, or use checkpointPath."
-        )
     if job.driver_reads is not None:
         wait_s = config.timeouts.collective_s / 2
+        reading = contextlib.nullcontext if tables is None else tables.left_out
         turn = DriverTurn(
-            world, reporter, told=job.driver_reads, steps=plan.steps, feed=feed, wait_s=wait_s, divided=divided
+            world,
+            reporter,
+            told=job.driver_reads,
+            steps=plan.steps,
+            feed=feed,
+            wait_s=wait_s,
+            divided=divided,
+            reading=reading,
         )
         callbacks[order.DRIVER] = [turn]
     if config.keeps_states or job.state is not None:

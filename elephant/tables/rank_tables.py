@@ -133,6 +133,18 @@ class Tables(ABC):
         finally:
             self._stored = []
 
+    @contextlib.contextmanager
+    def left_out(self, places: Sequence[TablePlace | None]) -> Iterator[None]:
+        """Has `state` refer to where nothing is written, for a ``with`` block; None leaves a table as it is."""
+        self._stored = [
+            {} if place is None else {name: place.table(name, spec.shape_of(name), 1) for name in (ROWS, *spec.slots)}
+            for place, spec in zip(places, self.specs, strict=True)
+        ]
+        try:
+            yield
+        finally:
+            self._stored = []
+
     def state(self, table: int, name: str) -> np.ndarray:
         """Returns a copy of all rows, or of a slot, or a reference to where they lie.
 

@@ -12,9 +12,10 @@ from tiers import in_tiers
 
 from elephant.data.schema import PIECE, SCALAR, Field
 from elephant.data.virtual_shards import number_of_pieces, owner_of
-from elephant.errors import ConfigurationError, UnsupportedError
+from elephant.errors import CheckpointError, ConfigurationError, UnsupportedError
 from elephant.modeling.layers.feature_embeddings import ShardedEmbeddings
 from elephant.modeling.layers.sharded_embedding import ShardedEmbedding, sharded_embeddings
+from elephant.monitor.events import CallbacksDue
 from elephant.rank.job import WEIGHTS
 from elephant.tables.stored import StoredTable
 from elephant.tables.table import ROWS
@@ -213,10 +214,19 @@ def test_fit_when_workers_have_not_one_folder_for_tables_then_says_so_before_the
     assert "in require_folders" in str(failed.value)
 
 
-def test_fit_when_callbacks_on_the_driver_look_at_weights_then_tables_with_a_path_are_refused(rank_pool, tmp_path):
+@pytest.mark.parametrize("sizes", in_tiers([(31,), (17, 14)], fast=["(17, 14)"], slow="one rank"))
+def test_fit_when_callbacks_on_the_driver_look_at_weights_then_tables_with_a_path_are_not_sent(
+    rank_pool, tmp_path, sizes
+):
     job = replace(job_for(model_of(sharded(path=tmp_path)), epochs=1, batch_size=BATCH), driver_reads=WEIGHTS)
-    with pytest.raises(Exception, match=r"expected none on the driver that looks at the model's weights"):
-        rank_pool.fit(job, split(DATA, (17, 14)))
+    recording = rank_pool.fit(job, split(DATA, sizes))[0]
+    turns = [event for event in recording.sent if isinstance(event, CallbacksDue)]
+    assert len(turns) == 2
+    for turn in turns:
+        (table,) = filter(None, map(StoredTable.from_array, turn.arrays))
+        with pytest.raises(CheckpointError, match="while-it-trains"):
+            table.opened()
+    assert trained(recording)[-1].shape == (30, 4)
 
 
 def test_fit_when_its_optimizer_scales_the_loss_then_is_refused(rank_pool):

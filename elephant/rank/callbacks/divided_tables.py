@@ -111,10 +111,7 @@ class FitTables:
             CheckpointError: The folder cannot be written to.
         """
         name = f"{self._fit_name}.{state}"
-        places = [
-            None if layer.path_of_table is None else TablePlace(url=layer.path_of_table, state=f"{name}.{number}")
-            for number, layer in enumerate(self._embeddings)
-        ]
+        places = self._places(name)
         if not self.urls:
             yield {}
             return
@@ -128,6 +125,25 @@ class FitTables:
             here = all(layer.tables.is_finite(layer.place) for layer, place in parts if place is not None)
             is_finite = not any_rank(not here, self._communicator)
             yield {"tables": {"name": name, "urls": self.urls, "finite": is_finite}}
+
+    @contextlib.contextmanager
+    def left_out(self) -> Iterator[None]:
+        """Has what reads the model get references to nothing in the place of tables that have a path."""
+        places = self._places(f"{self._fit_name}.while-it-trains")
+        with contextlib.ExitStack() as stack:
+            if self.rank_tables is not None:
+                stack.enter_context(self.rank_tables.left_out(places))
+            else:
+                for layer, place in zip(self._embeddings, places, strict=True):
+                    stack.enter_context(layer.tables.left_out([place]))
+            yield
+
+    def _places(self, name: str) -> list[TablePlace | None]:
+        """Returns where the tables of a state are written; None for those that are not."""
+        return [
+            None if layer.path_of_table is None else TablePlace(url=layer.path_of_table, state=f"{name}.{number}")
+            for number, layer in enumerate(self._embeddings)
+        ]
 
 
 @contextlib.contextmanager

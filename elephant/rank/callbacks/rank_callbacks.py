@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from enum import Enum, auto
 from typing import Any
 
@@ -311,6 +312,7 @@ class DriverTurn(keras.callbacks.Callback):
         reporter: Asked by rank 0.
         wait_s: How long other ranks may wait for rank 0 until they hear that it still waits.
         divided: The optimizer, of whose state ranks have parts; None where each has all.
+        reading: Leaves out of a model what the driver does not get, for a ``with`` block.
     """
 
     def __init__(
@@ -323,9 +325,10 @@ class DriverTurn(keras.callbacks.Callback):
         feed: BatchFeed,
         wait_s: float,
         divided: DividedOptimizer | None = None,
+        reading: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         super().__init__()
-        self._divided = divided
+        self._divided, self._reading = divided, reading
         self._steps = steps
         self._communicator = communicator
         self._reporter = reporter
@@ -347,7 +350,10 @@ class DriverTurn(keras.callbacks.Callback):
     def _take_turn(self, epoch: int | None, logs: dict[str, Any]) -> dict[str, Any]:
         """Waits for the driver; returns the logs as its callbacks have left them, on rank 0."""
         is_first, weights = self._communicator.rank == 0, list[np.ndarray]()
-        arrays = read_whole(self.model, self._divided, self._communicator) if self._told == WEIGHTS else []
+        arrays: list[np.ndarray] = []
+        if self._told == WEIGHTS:
+            with self._reading():
+                arrays = read_whole(self.model, self._divided, self._communicator)
         if is_first:
             self._reporter.send(self._due(epoch, logs, arrays))
         orders = np.array([1.0, 0.0, np.nan, 0.0])
