@@ -8,7 +8,7 @@ from dataclasses import replace
 import keras
 import numpy as np
 import pytest
-from elastic_reference import elastic_batches
+from elastic_reference import fit_of_changing_ranks
 from keras_reference import (
     classifier_data,
     fit_one_process,
@@ -21,8 +21,6 @@ from keras_reference import (
 from own_step import OwnStep
 from tiers import in_tiers
 
-from elephant.data.schema import PIECE, SCALAR, Field
-from elephant.data.virtual_shards import number_of_pieces, owner_of
 from elephant.errors import UnsupportedError
 from elephant.monitor.events import CallbacksDue
 from elephant.rank.callbacks.divided_optimizer import require_divided_callbacks
@@ -221,19 +219,7 @@ def fits_to_go_on(rank_pool, options):
 
 
 def test_fit_when_its_ranks_become_more_and_fewer_within_epochs_then_equals_one_process(rank_pool):
-    pieces = number_of_pieces(3)
-    columns = {**DATA, PIECE: np.random.default_rng(5).choice(pieces, 31).astype("int32")}
-    options = {"num_workers": (1, 3), "batch_size": 4, "seed": 11, "epochs": 2, "checkpoint_path": "unused"}
-    job = job_for(model_of(), checkpoint_seconds=1e-9, shard_optimizer=True, **options)
-    job = replace(job, schema=replace(job.schema, piece=Field(PIECE, ("p",), "int32", SCALAR)))
-    state = None
-    for ranks, until in ((2, (0, 2)), (3, (1, 1)), (1, None)):
-        owners = np.array([owner_of(piece, ranks) for piece in columns[PIECE]])
-        parts = [{name: array[owners == rank] for name, array in columns.items()} for rank in range(ranks)]
-        recording = rank_pool.fit(replace(job, state=state), parts)[0]
-        state = next((one for one in recording.states if (one.epochs, one.step) == until), None)
-        assert (state is None) == (until is None)
-    batches = list(elastic_batches(columns, pieces=pieces, global_rows=12, seed=11, epochs=2))
+    recording, batches = fit_of_changing_ranks(rank_pool, model_of(), DATA, batch_size=4, shard_optimizer=True)
     weights, _ = fit_one_process(model_of(), batches, 2)
     assert largest_difference(recording.variables[: len(weights)], weights) < 1e-5
 

@@ -6,12 +6,10 @@ from types import SimpleNamespace
 import keras
 import numpy as np
 import pytest
-from elastic_reference import elastic_batches
+from elastic_reference import fit_of_changing_ranks
 from keras_reference import global_batches, job_for, largest_difference, split
 from tiers import in_tiers
 
-from elephant.data.schema import PIECE, SCALAR, Field
-from elephant.data.virtual_shards import number_of_pieces, owner_of
 from elephant.errors import CheckpointError, ConfigurationError, UnsupportedError
 from elephant.modeling.layers.feature_embeddings import ShardedEmbeddings
 from elephant.modeling.layers.sharded_embedding import ShardedEmbedding, sharded_embeddings
@@ -160,19 +158,8 @@ def test_fit_when_it_goes_on_with_other_ranks_then_begins_with_the_whole_table(r
 def test_fit_when_its_ranks_become_more_and_fewer_within_epochs_then_equals_keras_on_all_rows(
     rank_pool, tmp_path, has_path
 ):
-    pieces = number_of_pieces(3)
-    columns = {**DATA, PIECE: np.random.default_rng(5).choice(pieces, 31).astype("int32")}
-    options = {"num_workers": (1, 3), "batch_size": BATCH, "seed": 11, "epochs": EPOCHS, "checkpoint_path": "unused"}
-    job = job_for(model_of(sharded(path=tmp_path if has_path else None)), checkpoint_seconds=1e-9, **options)
-    job = replace(job, schema=replace(job.schema, piece=Field(PIECE, ("p",), "int32", SCALAR)))
-    state = None
-    for ranks, until in ((2, (0, 2)), (3, (1, 1)), (1, None)):
-        owners = np.array([owner_of(piece, ranks) for piece in columns[PIECE]])
-        parts = [{name: array[owners == rank] for name, array in columns.items()} for rank in range(ranks)]
-        recording = rank_pool.fit(replace(job, state=state), parts)[0]
-        state = next((one for one in recording.states if (one.epochs, one.step) == until), None)
-        assert (state is None) == (until is None)
-    batches = list(elastic_batches(columns, pieces=pieces, global_rows=BATCH * 3, seed=11, epochs=EPOCHS))
+    model = model_of(sharded(path=tmp_path if has_path else None))
+    recording, batches = fit_of_changing_ranks(rank_pool, model, DATA, batch_size=BATCH, epochs=EPOCHS)
     assert largest_difference(trained(recording), reference(plain(), None, batches)) < 1e-5
 
 

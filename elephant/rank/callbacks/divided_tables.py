@@ -16,7 +16,7 @@ from elephant.modeling.layers.sharded_embedding import ShardedEmbedding, sharded
 from elephant.net.stream import Listener
 from elephant.rank.callbacks.rank_callbacks import any_rank
 from elephant.storage.folder import folder_at
-from elephant.tables.rank_tables import RankTables
+from elephant.tables.rank_tables import RankTables, Tables
 from elephant.tables.stored import TablePlace, writing_to
 
 
@@ -110,40 +110,35 @@ class FitTables:
         Raises:
             CheckpointError: The folder cannot be written to.
         """
-        name = f"{self._fit_name}.{state}"
-        places = self._places(name)
         if not self.urls:
             yield {}
             return
+        name = f"{self._fit_name}.{state}"
         with contextlib.ExitStack() as stack:
-            if self.rank_tables is not None:
-                stack.enter_context(self.rank_tables.stored_at(places))
-            else:
-                for layer, place in zip(self._embeddings, places, strict=True):
-                    stack.enter_context(layer.tables.stored_at([place]))
-            parts = zip(self._embeddings, places, strict=True)
-            here = all(layer.tables.is_finite(layer.place) for layer, place in parts if place is not None)
+            here = True
+            for tables, places in self._placed(name):
+                stack.enter_context(tables.stored_at(places))
+                here = here and all(tables.is_finite(table) for table, place in enumerate(places) if place is not None)
             is_finite = not any_rank(not here, self._communicator)
             yield {"tables": {"name": name, "urls": self.urls, "finite": is_finite}}
 
     @contextlib.contextmanager
     def left_out(self) -> Iterator[None]:
         """Has what reads the model get references to nothing in the place of tables that have a path."""
-        places = self._places(f"{self._fit_name}.while-it-trains")
         with contextlib.ExitStack() as stack:
-            if self.rank_tables is not None:
-                stack.enter_context(self.rank_tables.left_out(places))
-            else:
-                for layer, place in zip(self._embeddings, places, strict=True):
-                    stack.enter_context(layer.tables.left_out([place]))
+            for tables, places in self._placed(f"{self._fit_name}.while-it-trains"):
+                stack.enter_context(tables.left_out(places))
             yield
 
-    def _places(self, name: str) -> list[TablePlace | None]:
-        """Returns where the tables of a state are written; None for those that are not."""
-        return [
+    def _placed(self, name: str) -> list[tuple[Tables, list[TablePlace | None]]]:
+        """Returns the tables, with where those of a state are written; None for those that are not."""
+        places = [
             None if layer.path_of_table is None else TablePlace(url=layer.path_of_table, state=f"{name}.{number}")
             for number, layer in enumerate(self._embeddings)
         ]
+        if self.rank_tables is not None:
+            return [(self.rank_tables, places)]
+        return [(layer.tables, [place]) for layer, place in zip(self._embeddings, places, strict=True)]
 
 
 @contextlib.contextmanager
