@@ -145,6 +145,7 @@ class AsynchronousFit:
                 require_alive=servers.require_alive,
             )
             closing.callback(self._control.close)
+            self._control.require_folders(model.table_places)
             self._epochs = DriverEpochs(job, model, self._control, checkpoint_writer)
             closing.callback(self._epochs.close)
             self._policy = AsynchronousPolicy(

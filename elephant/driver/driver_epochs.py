@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
@@ -16,13 +17,16 @@ import numpy as np
 from elephant.backends.keras_private import compiled_metrics
 from elephant.checkpoint.manager import CheckpointSink
 from elephant.checkpoint.state import FitState, identity_of, is_saved, joined, named
+from elephant.checkpoint.table_states import remove_files
 from elephant.data.schema import DataSchema
 from elephant.driver.coordinator_policy import steps_of_epoch
 from elephant.driver.driver_callbacks import DriverCallbacks
 from elephant.driver.server_model import ServerModel, has_same_batches, positions_of
+from elephant.modeling.layers.sharded_embedding import rows_as_zeros
 from elephant.modeling.variable_paths import StateReader, paths_in_order
 from elephant.modeling.variables import assign_flat, constant_rate, metric_variables, on_cpu
 from elephant.monitor.events import EpochEnded, EpochPart, Started, StepEnded
+from elephant.parameter_server.tables import LEFT, WRITTEN, TablesWanted
 from elephant.rank.checkpoints import states_of
 from elephant.rank.input.tensors import blank_batch
 from elephant.rank.job import TrainingJob, as_numbers
@@ -135,7 +139,8 @@ class EpochSummaries:
 def try_batch(model: keras.Model, schema: DataSchema, row_shapes: RowShapes) -> None:
     """Has a model see a batch, which makes its metrics, if it can."""
     try:
-        model.test_on_batch(*blank_batch(schema, row_shapes))
+        with rows_as_zeros(model):
+            model.test_on_batch(*blank_batch(schema, row_shapes))
     except Exception as error:
         logger.info("the driver's copy of the model cannot take a batch: %s", error)
 
@@ -199,7 +204,10 @@ class DriverEpochs:
         )
         self._asked_to_stop = False
         self._state_reader = StateReader()
-        self._keep_now = keep_now or servers.keep
+        self._keep_now = keep_now or self._state_of_servers
+        # Those that have a path are nowhere while workers change them.
+        self._tables_of_model = self._tables("while-it-trains", LEFT)
+        self._num_states = 0
         self._done = job.first_epoch
         self._epoch_steps: dict[int, int] = {}
         # Of the last state: when it was made, and where workers were; and whether any has trained since.
@@ -211,8 +219,15 @@ class DriverEpochs:
         self.wait_s = 0.0
 
     def _refresh(self, model: keras.Model) -> None:
-        kept = self._servers.fetch()
-        self._model.take(kept.values, kept.slots, kept.iterations, kept.state)
+        self._model.take(self._servers.fetch(self._tables_of_model))
+
+    def _tables(self, state: str, action: str) -> TablesWanted:
+        return TablesWanted(places=self._model.table_places.of(state), action=action)
+
+    def _state_of_servers(self) -> ServerState:
+        """Returns the state of the servers, who write tables that have a path for it."""
+        self._num_states += 1
+        return self._servers.keep(self._tables(str(self._num_states), WRITTEN))
 
     @on_cpu()
     def begin(self) -> None:
@@ -239,7 +254,7 @@ class DriverEpochs:
         self._done = part.epoch + 1
         is_due = self._is_wanted or is_saved(self._done, self._job.config, stopped=self.stopped)
         if self._checkpoint_writer is not None and is_due:
-            self._keep(self._checkpoint_writer, self._servers.keep())
+            self._keep(self._checkpoint_writer, self._state_of_servers())
         self._open(part.epoch + 1)
         return [EpochEnded(rank=0, epoch=part.epoch, logs=logs, is_lost=part.epoch in self._summaries.lost)]
 
@@ -283,8 +298,15 @@ class DriverEpochs:
         if step and positions != self._kept_positions and not self._lacks_part(positions, told):
             self._keep(writer, server_state, step)
         else:
+            self._forget_state()
             # To ask means to copy the weights.
             self._ask_at = time.monotonic() + min(self._job.config.checkpoint_seconds or math.inf, _ASK_AGAIN_S)
+
+    def _forget_state(self) -> None:
+        """Removes the tables that were written for the last state, which nobody keeps."""
+        places = self._model.table_places
+        with contextlib.suppress(Exception):
+            remove_files([places.name_of(str(self._num_states))], places.urls)
 
     def _lacks_part(self, positions: Mapping[int, int], told: AbstractSet[tuple[int, int]]) -> bool:
         """Returns whether a worker is within an epoch, and the news of its epoch before has not been heard yet.
@@ -319,7 +341,7 @@ class DriverEpochs:
     def _state(self, server_state: ServerState, step: int) -> FitState:
         """Returns the state from which the fit can go on; workers that were faster are further on, and stay so."""
         done, fetched = self._done, server_state.fetched
-        self._model.take(fetched.values, fetched.slots, fetched.iterations, fetched.state)
+        self._model.take(fetched)
         states, of_callbacks = states_of(self._job.callbacks)
         model, pending = self._model.model, []
         of_model, frozen = self._state_reader.read(model)
@@ -338,6 +360,7 @@ class DriverEpochs:
             "ledgers": [{str(partition): entry for partition, entry in one.items()} for one in server_state.ledgers],
             "parts": pending,
             **({"frozen": frozen} if frozen else {}),
+            **self._model.table_places.facts_of(str(self._num_states), are_finite=server_state.are_finite),
         }
         return FitState(epochs=done, step=step, history=self._history, arrays=arrays, facts=facts)
 
@@ -358,6 +381,7 @@ class DriverEpochs:
     @on_cpu()
     def end(self) -> None:
         """Gives the model what the servers keep, and tells the callbacks that training has ended."""
+        self._tables_of_model = self._tables("result", WRITTEN)
         self._callbacks.end()
 
     def close(self) -> None:

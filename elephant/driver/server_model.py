@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from elephant.checkpoint.state import FitState, require_same_optimizers
 from elephant.config import FitConfig
 from elephant.data.schema import RowSpec
+from elephant.modeling.layers.sharded_embedding import sharded_embeddings
 from elephant.modeling.model_info import has_own_step
 from elephant.modeling.optimizer_translation import inner_optimizer, restore_slots, slots_of, translate
 from elephant.modeling.variable_paths import assign_state, state_paths
@@ -26,9 +28,11 @@ from elephant.modeling.variables import (
     seeded,
     write_weights,
 )
+from elephant.parameter_server.control_client import FetchedModel
 from elephant.rank.asynchronous.worker_fit import check_model
 from elephant.rank.checkpoints import by_path
 from elephant.rank.job import TrainingJob, prepared_model
+from elephant.tables.stored import TablePlaces
 
 
 class ServerModel:
@@ -41,6 +45,7 @@ class ServerModel:
         model: The compiled model.
         rows: What one row of its input is.
         layout: The places of its trainable variables in the servers' flat vector.
+        table_places: Where servers write its tables.
         rule: How servers apply a push, for `elephant.parameter_server.optimizers.rule_of`.
 
     Raises:
@@ -60,6 +65,8 @@ class ServerModel:
             assign_state(state_paths(self.model), by_path(job.state, self.model).arrays, remedy=OF_CHECKPOINT)
         check_model(self.model, job.config)
         self.layout = layout_of(self.model)
+        paths = [layer.path_of_table for layer in sharded_embeddings(self.model)]
+        self.table_places = TablePlaces(paths=paths, fit_name=secrets.token_hex(6))
         self.rule: dict[str, Any] = {"name": "add"}
         if job.config.pushes_gradients:
             self.rule = translate(self.model.optimizer, self.layout)
@@ -112,18 +119,18 @@ class ServerModel:
         """Returns the moving statistics, float64: what is averaged over the workers."""
         return flatten(moving_statistics(self.model))
 
-    def take(self, values: np.ndarray, slots: Sequence[np.ndarray], iterations: int, state: np.ndarray) -> None:
-        """Gives the model what the servers keep.
+    def tables(self) -> list[dict[str, np.ndarray]]:
+        """Returns rows and slots of each table by name, or references to them; nothing of those that are as drawn."""
+        return [layer.own_arrays() for layer in sharded_embeddings(self.model)]
 
-        Args:
-            values: The weights, as `weights` gives them.
-            slots: The rule's vectors, as `slots` gives them.
-            state: The moving statistics, as `state` gives them.
-        """
-        write_weights(self.model, self.layout, values)
-        assign_flat(moving_statistics(self.model), state)
+    def take(self, fetched: FetchedModel) -> None:
+        """Gives the model what the servers keep."""
+        write_weights(self.model, self.layout, fetched.values)
+        assign_flat(moving_statistics(self.model), fetched.state)
         if self._config.pushes_gradients:
-            restore_slots(self.model.optimizer, self.layout, slots, iterations)
+            restore_slots(self.model.optimizer, self.layout, fetched.slots, fetched.iterations)
+        for layer, arrays in zip(sharded_embeddings(self.model), fetched.tables, strict=False):
+            layer.assign_tables(arrays)
 
     def variables(self) -> list[np.ndarray]:
         """Returns all variables, as `elephant.modeling.model_spec.ModelSpec.with_variables` takes them."""

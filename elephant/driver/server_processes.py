@@ -69,6 +69,7 @@ class ServerPart:
         iterations: Updates that the rule has applied before the fit.
         state: The moving statistics, float64; those of the first server alone.
         push_log: What was pushed to it already, of a fit that goes on.
+        tables: Rows of each whole table, and what its rule remembers, by name, or references to them.
     """
 
     spec: ServerSpec
@@ -77,6 +78,7 @@ class ServerPart:
     iterations: int
     state: np.ndarray
     push_log: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    tables: Sequence[Mapping[str, np.ndarray]] = ()
 
     def served(self, listener: socket, token: bytes, folder: str | None = None) -> ServerProcess:
         """Starts the server's process.
@@ -93,6 +95,7 @@ class ServerPart:
             iterations=self.iterations,
             state=self.state,
             push_log=self.push_log,
+            tables=self.tables,
             note=logger.info,
         )
 
@@ -100,7 +103,7 @@ class ServerPart:
 def parts_of(model: ServerModel, config: FitConfig, run_id: str) -> list[ServerPart]:
     """Divides a model's weights over as many servers as were asked for, and as there are weights for."""
     options, layout = config.asynchronous, model.layout
-    values, (slots, iterations), state = model.weights(), model.slots(), model.state()
+    values, (slots, iterations), state, tables = model.weights(), model.slots(), model.state(), model.tables()
     count = number_of_parts(layout, config)
     whole = ServerSpec(
         run_id=run_id,
@@ -127,6 +130,7 @@ def parts_of(model: ServerModel, config: FitConfig, run_id: str) -> list[ServerP
             iterations=iterations,
             state=state if spec.num_state_values else np.empty(0),
             push_log=ledger,
+            tables=tables,
         )
         for spec, ledger in zip(specs, model.ledgers(len(specs)), strict=True)
     ]

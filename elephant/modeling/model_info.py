@@ -381,18 +381,21 @@ class ModelInfo:
 
     def check_tables(self, config: FitConfig) -> None:
         """Raises UnsupportedError for a way of training that does not know how to divide the model's tables."""
-        together = config.is_synchronous and config.averages_gradients
+        together = config.averages_gradients if config.is_synchronous else config.pushes_gradients
         ways = {
-            f"{config.way} and frequency={config.frequency!r}": not together,
+            f"{config.way}, frequency={config.frequency!r} and algorithm={config.asynchronous.algorithm!r}": (
+                not together or config.trains_in_rounds
+            ),
             "pipelineStages": config.pipeline_stages is not None,
             "distribution": config.distribution is not None,
         }
         received = [way for way, is_taken in ways.items() if is_taken]
         if self.sharded and received:
             raise UnsupportedError(
-                f"model: expected {config.way_of_ranks} and frequency='batch' with the ShardedEmbedding "
-                f"{self.sharded[0]!r}, whose table is divided over workers that take every step together. Received: "
-                f"{', '.join(received)}. Change that, or build the model with keras.layers.Embedding."
+                "model: expected gradients that are exchanged in every step, as with mode='synchronous' and "
+                "frequency='batch', or mode='asynchronous' and algorithm='downpour', for the table of the "
+                f"ShardedEmbedding {self.sharded[0]!r}. Received: {', '.join(received)}. Change that, or build the "
+                "model with keras.layers.Embedding."
             )
 
     @property

@@ -13,7 +13,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import keras
 import numpy as np
@@ -30,6 +30,7 @@ from elephant.parameter_server.layout import Layout
 if TYPE_CHECKING:
     from elephant.parameter_server.client import ParameterServerClient
     from elephant.parameter_server.optimizers import NormClipping
+    from elephant.tables.stack import TableContribution
 
 
 class WeightBuffer(SharedBuffer):
@@ -68,6 +69,13 @@ def check_gradient_push(model: keras.Model) -> None:
         )
 
 
+class StepTables(Protocol):
+    """Tables whose gradients are pushed with those of a step."""
+
+    def taken(self) -> TableContribution | None:
+        """Returns the sums of the gradients of the step, and takes them away; None where none have come."""
+
+
 class GradientPusher:
     """Pushes the gradients of each step and keeps the weights that came back.
 
@@ -76,6 +84,7 @@ class GradientPusher:
 
     Args:
         clipping: Clips gradients by their norms before they are pushed, where no server sees a whole one.
+        tables: Whose gradients of the step go with the others; None where the model has no tables.
 
     Attributes:
         stop: Whether a server has said that the fit is to stop.
@@ -90,9 +99,11 @@ class GradientPusher:
         *,
         background: bool = False,
         clipping: NormClipping | None = None,
+        tables: StepTables | None = None,
     ) -> None:
         self._servers = servers
         self._clipping = clipping
+        self._tables = tables
         self._update = layout.zeros()
         self._places = layout.views(self._update)
         self._buffers = RotatingBuffers(lambda: WeightBuffer(layout))
@@ -123,19 +134,22 @@ class GradientPusher:
             self._clipping.prepare(self._update)
         step, call, buffer = self._step, self._call, self._unused()
         self._call += 1
+        contribution = None if self._tables is None else self._tables.taken()
         if self._thread is None:
             with self._waiting():
-                self._push(buffer, step, call)
+                self._push(buffer, step, call, contribution)
             return self._current.views
         arrived = self._current
-        self._thread.submit(lambda: self._push(buffer, step, call))
+        self._thread.submit(lambda: self._push(buffer, step, call, contribution))
         return arrived.views
 
     def _unused(self) -> WeightBuffer:
         return self._buffers.unused(self._current, release=current().release)
 
-    def _push(self, buffer: WeightBuffer, step: int, call: int) -> None:
-        reply = self._servers.push_pull(self._update, buffer.flat, step=step, call=call, rows=self._rows)
+    def _push(self, buffer: WeightBuffer, step: int, call: int, contribution: TableContribution | None) -> None:
+        reply = self._servers.push_pull(
+            self._update, buffer.flat, step=step, call=call, rows=self._rows, contribution=contribution
+        )
         self._take(reply, buffer)
 
     def _take(self, reply: Any, buffer: WeightBuffer) -> None:

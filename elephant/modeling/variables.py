@@ -29,7 +29,7 @@ from elephant.backends.keras_private import (
 )
 from elephant.data.schema import RowSpec, TensorSpec, pack
 from elephant.errors import ConfigurationError, UnsupportedError
-from elephant.modeling.layers.sharded_embedding import TableVariable, table_variables
+from elephant.modeling.layers.sharded_embedding import TableVariable, sharded_embeddings, table_variables
 from elephant.parameter_server.layout import Layout
 from elephant.tables.stored import shape_of
 
@@ -317,7 +317,7 @@ def assign_flat(variables: Iterable[keras.Variable], flat: np.ndarray) -> None:
 
 
 def layout_of(model: keras.Model) -> Layout:
-    """Returns the places of a built model's trainable variables, in their order.
+    """Returns the places of a built model's trainable variables, in their order, and the forms of its tables.
 
     Raises:
         UnsupportedError: A trainable variable is not float32.
@@ -338,7 +338,8 @@ def layout_of(model: keras.Model) -> Layout:
                 f"model: a parameter server keeps trainable variables in float32. Received: {variable.path!r} in "
                 f"{dtype}. Use the policy float32 or a mixed one, which keeps them in float32, or mode='synchronous'."
             )
-    return Layout([(variable.path, tuple(variable.shape)) for variable in variables])
+    table_specs = [layer.table_spec for layer in sharded_embeddings(model)]
+    return Layout([(variable.path, tuple(variable.shape)) for variable in variables], table_specs)
 
 
 def read_weights(model: keras.Model, layout: Layout, out: np.ndarray | None = None) -> np.ndarray:

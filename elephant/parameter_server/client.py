@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
 import threading
 import time
@@ -33,6 +35,8 @@ from elephant.parameter_server.protocol import (
     stripe_bytes,
     stripes,
 )
+from elephant.parameter_server.tables import contribution_bytes, lookup_bytes
+from elephant.tables.stack import TableContribution, cuts_of, of_part, of_parts_together, stacks_of
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -78,11 +82,43 @@ class ShardClient:
         )
         return average
 
-    def exchange(self, header: RequestHeader, update: np.ndarray | None, out: np.ndarray | None) -> RequestHeader:
-        """Sends the part of an update, reads the part into ``out`` unless it holds the newest version, or both."""
-        payload = tuple if update is None else _Encoding(self, update).views
+    def look_up(self, lookup: np.ndarray, rows: np.ndarray) -> None:
+        """Asks for rows of tables.
+
+        Args:
+            lookup: As it travels.
+            rows: Bytes that they are received into.
+        """
+        self.connection.ask(
+            Request(
+                header=RequestHeader(kind=RequestKind.LOOKUP),
+                payload=lambda: [lookup.data],
+                receive=lambda sock, header, patience: sock.receive(rows.data, patience),
+                more_bytes=lookup.nbytes,
+                more_reply_bytes=rows.nbytes,
+            )
+        )
+
+    def exchange(
+        self,
+        header: RequestHeader,
+        update: np.ndarray | None,
+        out: np.ndarray | None,
+        of_tables: np.ndarray | None = None,
+    ) -> RequestHeader:
+        """Sends the part of an update, reads the part into ``out`` unless it holds the newest version, or both.
+
+        Args:
+            of_tables: What the push has of tables, as it travels, uint8; None where it has nothing.
+        """
+        encoded = tuple if update is None else _Encoding(self, update).views
+        request = Request(
+            header=header,
+            payload=lambda: itertools.chain(encoded(), [] if of_tables is None else [of_tables.data]),
+            more_bytes=0 if of_tables is None else of_tables.nbytes,
+        )
         if out is None:
-            return self.connection.ask(Request(header=header, payload=payload))
+            return self.connection.ask(request)
         part = out
 
         def receive(sock: SocketIO, header: RequestHeader, patience: Patience) -> None:
@@ -92,7 +128,7 @@ class ShardClient:
             self._version = header.version
 
         header = replace(header, version=self._version)
-        return self.connection.ask(Request(header=header, payload=payload, receive=receive))
+        return self.connection.ask(replace(request, header=header, receive=receive))
 
     def _receive_weights(self, sock: SocketIO, out: np.ndarray, patience: Patience) -> None:
         for stripe in self._stripes:
@@ -189,6 +225,7 @@ class ParameterServerClient:
         position: The last step of the partition that all servers had applied when this worker came.
         waited_s: Seconds spent in exchanges.
         exchanges: Number of pulls, pushes and both in one.
+        table_specs: Forms of the tables of which servers have rows.
 
     Raises:
         SupersededError: A newer attempt has come before.
@@ -216,6 +253,8 @@ class ParameterServerClient:
         self._compression = compression
         self._num_values = layout.num_values
         self._parts = layout.cut(len(addresses))
+        self.table_specs = layout.table_specs
+        self._stacks = stacks_of(layout.table_specs, len(addresses))
         self._using = threading.Lock()
         # What the last pull was written to.
         self._held: np.ndarray | None = None
@@ -270,7 +309,52 @@ class ParameterServerClient:
         """
         return self._exchange(self._header_of(RequestKind.PUSH, update, step, call, rows), update, None)
 
-    def push_pull(self, update: np.ndarray, out: np.ndarray, *, step: int, call: int = 0, rows: int = 0) -> Reply:
+    def look_up(self, numbers: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Returns rows of tables, as some pushes have left them.
+
+        Args:
+            numbers: Of rows of each stack of tables (`elephant.tables.stack.stacks_of` as many parts as there are
+                servers), int64 in ascending order, each there once.
+
+        Returns:
+            Rows of each stack, float32 of shape (numbers, width).
+
+        Raises:
+            PositionLost, SupersededError, ServerFailedError, NetworkError: As for ``push``.
+        """
+        parts, stacks = len(self._parts), self._stacks
+        cuts = [cuts_of(own, parts) for own in numbers]
+        found = [
+            [
+                np.empty((len(cut[part]), stack.specs[0].width), np.float32)
+                for cut, stack in zip(cuts, stacks, strict=True)
+            ]
+            for part in range(parts)
+        ]
+
+        def ask(part: int) -> None:
+            sizes = [array.nbytes for array in found[part]]
+            received = np.empty(sum(sizes), np.uint8)
+            self._shards[part].look_up(lookup_bytes(stacks, of_part(part, numbers, cuts)), received)
+            for array, data in zip(found[part], np.split(received, np.cumsum(sizes)[:-1]), strict=True):
+                array.reshape(-1).view(np.uint8)[:] = data
+
+        with self._using:
+            self._check_open()
+            with self._asking():
+                self._together.call(ask, range(parts))
+        return of_parts_together(found, cuts)
+
+    def push_pull(
+        self,
+        update: np.ndarray,
+        out: np.ndarray,
+        *,
+        step: int,
+        call: int = 0,
+        rows: int = 0,
+        contribution: TableContribution | None = None,
+    ) -> Reply:
         """Does both, in this order, in one round trip.
 
         Args:
@@ -279,11 +363,14 @@ class ParameterServerClient:
             step: As for ``push``.
             call: As for ``push``.
             rows: As for ``push``.
+            contribution: To rows of tables, which is applied with the update, or not at all.
 
         Raises:
             PositionLost, SupersededError, ServerFailedError, NetworkError: As for ``push``.
         """
-        return self._exchange(self._header_of(RequestKind.PUSH_PULL, update, step, call, rows), update, out)
+        is_finite = contribution is None or contribution.is_finite
+        header = self._header_of(RequestKind.PUSH_PULL, update, step, call, rows, is_finite=is_finite)
+        return self._exchange(header, update, out, contribution)
 
     def average_state(self, state: np.ndarray, weight: float, epochs: int = 0) -> np.ndarray:
         """Sends state that is no weight, and returns its average over what all partitions have sent last.
@@ -334,9 +421,19 @@ class ParameterServerClient:
     def __exit__(self, *_: object) -> None:
         self.close(finished=False)
 
-    def _exchange(self, header: RequestHeader, update: np.ndarray | None, out: np.ndarray | None) -> Reply:
-        def ask(shard: ShardClient, part: slice) -> RequestHeader:
-            return shard.exchange(header, None if update is None else update[part], None if out is None else out[part])
+    def _exchange(
+        self,
+        header: RequestHeader,
+        update: np.ndarray | None,
+        out: np.ndarray | None,
+        contribution: TableContribution | None = None,
+    ) -> Reply:
+        shares = [] if contribution is None else contribution.shares(len(self._parts))
+        of_tables = [contribution_bytes(self._stacks, len(self.table_specs), share) for share in shares]
+
+        def ask(shard: ShardClient, part: slice, place: int) -> RequestHeader:
+            own_update, own_out = (None if array is None else array[part] for array in (update, out))
+            return shard.exchange(header, own_update, own_out, of_tables[place] if of_tables else None)
 
         with self._using:
             if out is not None:
@@ -345,16 +442,22 @@ class ParameterServerClient:
             if update is not None and self._held is not None and np.may_share_memory(update, self._held):
                 # Where the last pull was written to, an update has been made since.
                 self._forget()
-            began = time.monotonic()
-            try:
-                pairs = list(zip(self._shards, self._parts, strict=True))
-                headers = self._together.call(lambda pair: ask(*pair), pairs)
-            except PositionLost as lost:
-                raise PositionLost(self._whole_step()) from lost
-            finally:
-                self.waited_s += time.monotonic() - began
+            with self._asking():
+                triples = list(zip(self._shards, self._parts, range(len(self._parts)), strict=True))
+                headers = self._together.call(lambda triple: ask(*triple), triples)
             self.exchanges += 1
             return _combined(headers)
+
+    @contextlib.contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Counts the seconds of a question to all servers, and says what step all have where one has lost some."""
+        began = time.monotonic()
+        try:
+            yield
+        except PositionLost as lost:
+            raise PositionLost(self._whole_step()) from lost
+        finally:
+            self.waited_s += time.monotonic() - began
 
     def _whole_step(self) -> int:
         """The last step that every server has: one that was restored may have more than one that is being caught up."""
@@ -370,7 +473,9 @@ class ParameterServerClient:
         for shard in self._shards:
             shard.forget()
 
-    def _header_of(self, kind: RequestKind, update: np.ndarray, step: int, call: int, rows: int) -> RequestHeader:
+    def _header_of(
+        self, kind: RequestKind, update: np.ndarray, step: int, call: int, rows: int, *, is_finite: bool = True
+    ) -> RequestHeader:
         """Returns the header of a push: no server applies its part when another part is not finite."""
         self._check("update", update)
         if step < 1 or call < 0:
@@ -378,7 +483,8 @@ class ParameterServerClient:
                 f"step and call: expected a step from 1 on and a call from 0 on. Received: {step!r} and {call!r}."
             )
         several = len(self._shards) > 1
-        flags = Flags.CONDEMNED if several and not arrives_finite(update, self._compression) else Flags.NONE
+        is_finite = is_finite and (not several or arrives_finite(update, self._compression))
+        flags = Flags.NONE if is_finite else Flags.CONDEMNED
         return RequestHeader(kind=kind, step=step, call=call, rate=float(rows), flags=flags)
 
     def _check(self, name: str, array: np.ndarray) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from elephant.config import Timeouts
 from elephant.errors import (
+    CheckpointError,
     ConfigurationError,
     DeadlineExceededError,
     NetworkError,
@@ -53,6 +54,7 @@ _ERRORS: dict[Status, type[Exception]] = {
     Status.FAILED: ServerFailedError,
     Status.MISMATCH: ConfigurationError,
     Status.ERROR: ProtocolError,
+    Status.UNWRITTEN: CheckpointError,
 }
 Receive = Callable[[SocketIO, RequestHeader, Patience], None]
 
@@ -76,11 +78,15 @@ class Request:
         header: Its header; the length of the payload is filled in.
         payload: Returns what follows the header, from its beginning, each time it is called.
         receive: Takes the payload of a reply with the status OK, DUPLICATE or REFUSED; None where there is none.
+        more_bytes: What it has of tables, beside the length of its kind.
+        more_reply_bytes: What the reply has of them.
     """
 
     header: RequestHeader
     payload: Callable[[], Iterable[memoryview]] = tuple
     receive: Receive | None = None
+    more_bytes: int = 0
+    more_reply_bytes: int = 0
 
 
 class Connection:
@@ -209,21 +215,23 @@ class Connection:
         if header.kind is RequestKind.PUSH and self._latest_header is not None:
             return replace(self._latest_header, status=Status.DUPLICATE)
         pull = replace(header, kind=RequestKind.PULL)
-        return replace(self._exchange(replace(request, header=pull, payload=tuple), sock), status=Status.DUPLICATE)
+        return replace(
+            self._exchange(replace(request, header=pull, payload=tuple, more_bytes=0), sock), status=Status.DUPLICATE
+        )
 
     def _exchange(self, request: Request, sock: SocketIO) -> RequestHeader:
         header = replace(
             request.header,
             partition=self._identity.partition,
             attempt=self._identity.attempt,
-            payload_bytes=self.lengths.of_request(request.header.kind),
+            payload_bytes=self.lengths.of_request(request.header.kind) + request.more_bytes,
         )
         head: list[bytes | memoryview] = [header.to_bytes()]
         for part in request.payload():
             sock.send([*head, part], self._patience)
             head = []
         sock.send(head, self._patience)
-        reply = self._receive_reply(sock, header.kind, self.lengths)
+        reply = self._receive_reply(sock, header.kind, self.lengths, request.more_reply_bytes)
         if header.kind in (RequestKind.PUSH, RequestKind.PUSH_PULL):
             # Before the weights come: the memory of the update may be theirs, and it cannot be sent again then.
             self._acknowledged = max(self._acknowledged, header.place)
@@ -231,20 +239,22 @@ class Connection:
             request.receive(sock, reply, self._patience)
         return reply
 
-    def _receive_reply(self, sock: SocketIO, kind: RequestKind, lengths: Lengths | None) -> RequestHeader:
+    def _receive_reply(
+        self, sock: SocketIO, kind: RequestKind, lengths: Lengths | None, of_tables: int = 0
+    ) -> RequestHeader:
         status = Status.WAIT
         while status is Status.WAIT:
             data = bytearray(HEADER_BYTES)
             sock.receive(memoryview(data), self._patience)
             header = decode_header(data)
-            check_reply(header, kind, lengths)
+            check_reply(header, kind, lengths, of_tables)
             status = header.status
         if header.status is Status.SUPERSEDED:
             raise SupersededError(
                 f"Expected to be the newest attempt of partition {self._identity.partition}. Received: {self.peer} "
                 f"has seen one after attempt {self._identity.attempt}, which goes on in the place of this one."
             )
-        if header.status in (Status.FAILED, Status.MISMATCH, Status.ERROR):
+        if header.status in _ERRORS:
             text = bytearray(TEXT_BYTES)
             sock.receive(memoryview(text), self._patience)
             raise _ERRORS[header.status](decode_text(text))

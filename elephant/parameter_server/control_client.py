@@ -12,12 +12,14 @@ import numpy as np
 from elephant.config import Timeouts
 from elephant.errors import ProtocolError
 from elephant.net.addresses import Address
-from elephant.net.frames import fits, require
+from elephant.net.frames import fits, raw_view, require
 from elephant.net.socket_io import Patience, SocketIO
 from elephant.parameter_server.connection import Connection, Request, connect_all
 from elephant.parameter_server.layout import Layout
 from elephant.parameter_server.protocol import RequestHeader, RequestKind, Role, decode_statistics
 from elephant.parameter_server.server import FIELDS, combined
+from elephant.parameter_server.tables import MARKED, NOT_FINITE, TablesWanted, require_markers, whole_tables
+from elephant.tables.stored import TablePlaces
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -29,12 +31,14 @@ class FetchedModel:
         slots: The optimizer's vectors, of the same shape each.
         iterations: Updates that the optimizer has made, in this fit and before it.
         state: The averaged state, float64.
+        tables: Of each table rows and slots by name, or references to them, where they were wanted.
     """
 
     values: np.ndarray
     slots: tuple[np.ndarray, ...]
     iterations: int
     state: np.ndarray
+    tables: Sequence[dict[str, np.ndarray]] = ()
 
 
 Ledger = dict[int, tuple[int, int, int]]
@@ -48,10 +52,12 @@ class ServerState:
         fetched: What they keep of the model. All pushes of the ledgers are in it, whole, and no others.
         ledgers: For each server, by partition, the last step that was settled, its last call, and the highest call
             of any step.
+        are_finite: Whether tables that servers have written have neither NaN nor infinity.
     """
 
     fetched: FetchedModel
     ledgers: tuple[Ledger, ...]
+    are_finite: bool = True
 
 
 class ControlClient:
@@ -91,39 +97,76 @@ class ControlClient:
             require_alive=require_alive,
         )
 
-    def fetch(self) -> FetchedModel:
+    def require_folders(self, table_places: TablePlaces) -> None:
+        """Has all servers write to the folders of tables, and looks for what they have written; before any step.
+
+        Raises:
+            CheckpointError: A folder cannot be written to, or is another one where a server is.
+        """
+        if table_places.urls:
+            marked = TablesWanted(places=table_places.of("begin"), action=MARKED)
+            self.fetch(marked)
+            require_markers(marked.places, len(self._connections))
+
+    def fetch(self, wanted: TablesWanted | None = None) -> FetchedModel:
         """Reads everything. While workers push, stripes of a megabyte may be of different versions.
 
+        Args:
+            wanted: Of tables; None wants nothing.
+
         Raises:
+            CheckpointError: A table cannot be written to its place.
             ServerFailedError: A server has given the fit up.
             NetworkError: A server cannot be reached.
         """
-        return self._read(RequestKind.FETCH)[0]
+        return self._read(RequestKind.FETCH, wanted)[0]
 
-    def keep(self) -> ServerState:
+    def keep(self, wanted: TablesWanted | None = None) -> ServerState:
         """Reads everything, as it is between two pushes at each server, and which pushes are in it.
 
+        Args:
+            wanted: Of tables; None wants nothing.
+
         Raises:
+            CheckpointError: A table cannot be written to its place.
             ServerFailedError: A server has given the fit up.
             NetworkError: A server cannot be reached.
         """
-        fetched, texts = self._read(RequestKind.KEEP)
-        return ServerState(fetched=fetched, ledgers=tuple(map(_push_log, texts)))
+        fetched, texts = self._read(RequestKind.KEEP, wanted)
+        ledgers = [decode_statistics(text) for text in texts]
+        not_finite = [ledger.pop(NOT_FINITE, False) for ledger in ledgers]
+        return ServerState(fetched=fetched, ledgers=tuple(map(_push_log, ledgers)), are_finite=not any(not_finite))
 
-    def _read(self, kind: RequestKind) -> tuple[FetchedModel, list[bytes]]:
+    def _read(self, kind: RequestKind, wanted: TablesWanted | None) -> tuple[FetchedModel, list[bytes]]:
         num_slots = self._connections[0].welcome.num_slots
         vectors = [self._layout.zeros() for _ in range(1 + num_slots)]
         state = np.empty(self._connections[0].welcome.num_state_values)
         iterations, texts = 0, []
+        wanted = wanted if self._layout.table_specs else None
+        of_tables: list[list[np.ndarray]] = []
         with self._using:
-            for connection, part in zip(self._connections, self._parts, strict=True):
+            for place, (connection, part) in enumerate(zip(self._connections, self._parts, strict=True)):
+                arrays = self._arrays_of(wanted, place)
+                of_tables.append(arrays)
                 tail = state[: connection.welcome.num_state_values]
                 targets = [*(vector[part] for vector in vectors), tail]
                 text = np.empty(connection.lengths.push_log if kind is RequestKind.KEEP else 0, np.uint8)
-                iterations = self._ask(connection, RequestHeader(kind=kind), [*targets, text]).step
+                request = b"" if wanted is None else wanted.to_bytes()
+                targets += arrays
+                iterations = self._ask(connection, RequestHeader(kind=kind), [*targets, text], request, arrays).step
                 texts.append(text.tobytes())
-        fetched = FetchedModel(values=vectors[0], slots=tuple(vectors[1:]), iterations=iterations, state=state)
+        fetched = FetchedModel(
+            values=vectors[0],
+            slots=tuple(vectors[1:]),
+            iterations=iterations,
+            state=state,
+            tables=() if wanted is None else whole_tables(self._layout.table_specs, wanted, of_tables),
+        )
         return fetched, texts
+
+    def _arrays_of(self, wanted: TablesWanted | None, place: int) -> list[np.ndarray]:
+        """Returns arrays for what a server sends of tables."""
+        return [] if wanted is None else wanted.arrays_of(self._layout.table_specs, place, len(self._connections))
 
     def pull(self, out: np.ndarray) -> None:
         """Reads the weights alone into ``out``, float32 of shape (layout.num_values,)."""
@@ -177,17 +220,32 @@ class ControlClient:
             for connection in self._connections:
                 connection.ask(Request(header=header), stands=True)
 
-    def _ask(self, connection: Connection, header: RequestHeader, targets: Sequence[np.ndarray]) -> RequestHeader:
+    def _ask(
+        self,
+        connection: Connection,
+        header: RequestHeader,
+        targets: Sequence[np.ndarray],
+        wanted: bytes = b"",
+        of_tables: Sequence[np.ndarray] = (),
+    ) -> RequestHeader:
         def receive(sock: SocketIO, header: RequestHeader, patience: Patience) -> None:
             for target in targets:
-                sock.receive(target.view(np.uint8).data, patience)
+                sock.receive(raw_view(target), patience)
 
-        return connection.ask(Request(header=header, receive=receive))
+        return connection.ask(
+            Request(
+                header=header,
+                payload=lambda: [memoryview(wanted)] if wanted else [],
+                receive=receive,
+                more_bytes=len(wanted),
+                more_reply_bytes=sum(array.nbytes for array in of_tables),
+            )
+        )
 
 
-def _push_log(text: bytes) -> Ledger:
+def _push_log(ledger: dict[str, Any]) -> Ledger:
     push_log = {}
-    for partition, entry in decode_statistics(text).items():
+    for partition, entry in ledger.items():
         if not (partition.isdecimal() and fits(entry, list[int]) and len(entry) == 3):
             raise ProtocolError(f"Expected step, call and highest call of a partition. Received: {partition}: {entry}.")
         push_log[int(partition)] = (entry[0], entry[1], entry[2])

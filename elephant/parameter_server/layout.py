@@ -1,18 +1,19 @@
-"""Layout of the weights over the servers, and the settings of each server."""
+"""Layout of the weights and tables over the servers, and the settings of each server."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from elephant.errors import ConfigurationError
 from elephant.net.buffers import aligned_vector
+from elephant.tables.table import TableSpec
 
 # 64 bytes: TensorFlow takes an array that begins at a multiple of them as it is, without a copy.
 ALIGNED_VALUES = 16
@@ -48,8 +49,11 @@ class Layout:
 
     The values between two variables are zero, and stay so: their gradient is zero.
 
+    Rows of tables are no part of the vector: a server has those whose number, modulo the servers, is its own.
+
     Args:
         variables: Name and shape of each.
+        table_specs: Forms of the model's tables.
 
     Example:
         >>> layout = Layout([("kernel", (2, 3)), ("bias", (3,))])
@@ -60,7 +64,8 @@ class Layout:
         [np.float32(6.0), np.float32(6.0)]
     """
 
-    def __init__(self, variables: Sequence[tuple[str, Sequence[int]]]) -> None:
+    def __init__(self, variables: Sequence[tuple[str, Sequence[int]]], table_specs: Sequence[TableSpec] = ()) -> None:
+        self.table_specs = tuple(table_specs)
         segments = []
         start = 0
         for name, shape in variables:
@@ -72,9 +77,10 @@ class Layout:
 
     @property
     def digest(self) -> str:
-        """Sixteen hexadecimal digits that differ where shapes or their order do: names may differ by process."""
-        shapes = json.dumps([segment.shape for segment in self.segments])
-        return hashlib.sha256(shapes.encode()).hexdigest()[:16]
+        """Sixteen hexadecimal digits that differ where shapes or their order do: names and seeds may, by process."""
+        shapes: list[Any] = [segment.shape for segment in self.segments]
+        forms = [asdict(replace(spec, seed=0)) for spec in self.table_specs]
+        return hashlib.sha256(json.dumps(shapes + forms).encode()).hexdigest()[:16]
 
     def zeros(self) -> np.ndarray:
         """Returns a new flat vector of zeros, float32, whose memory begins at a multiple of 64 bytes."""
@@ -116,14 +122,16 @@ class Layout:
         bounds = [-(-blocks * part // parts) * ALIGNED_VALUES for part in range(parts + 1)]
         return [slice(start, stop) for start, stop in zip(bounds[:-1], bounds[1:], strict=True)]
 
-    def to_json(self) -> list[Any]:
+    def to_json(self) -> dict[str, Any]:
         """Returns the form that crosses process borders."""
-        return [[segment.name, list(segment.shape)] for segment in self.segments]
+        variables = [[segment.name, list(segment.shape)] for segment in self.segments]
+        return {"variables": variables, "tables": [asdict(spec) for spec in self.table_specs]}
 
     @classmethod
-    def from_json(cls, variables: Sequence[Any]) -> Layout:
+    def from_json(cls, form: Mapping[str, Any]) -> Layout:
         """Reads the form of `to_json`."""
-        return cls([(str(name), tuple(shape)) for name, shape in variables])
+        tables = [TableSpec(**{**fields, "drawn": tuple(fields["drawn"])}) for fields in form.get("tables", ())]
+        return cls([(str(name), tuple(shape)) for name, shape in form.get("variables", ())], tables)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +143,8 @@ class ServerSpec:
         layout: The places of all variables in the whole flat vector.
         first_value: Where this server's part of the vector begins: zero for the only one.
         num_values: Length of its part.
+        part: Which of the servers it is: it has this part of each table.
+        parts: How many there are.
         rule: How a push changes the weights, as a JSON value with a ``"name"``: an optimizer of
             `elephant.parameter_server.optimizers`, or ``{"name": "add"}`` for differences of weights.
         divide_by_staleness: Whether a push counts 1 / (staleness + 1), its staleness being the number of
@@ -158,6 +168,8 @@ class ServerSpec:
     layout: Layout
     first_value: int
     num_values: int
+    part: int = 0
+    parts: int = 1
     rule: dict[str, Any] = field(default_factory=lambda: {"name": "add"})
     divide_by_staleness: bool = False
     locked: bool = True

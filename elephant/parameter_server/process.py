@@ -4,7 +4,8 @@
 
     8 bytes    length of the manifest (little-endian)
     manifest   JSON: spec, token, descriptor of the listening socket, folder, incarnation, iterations, slots, state
-    arrays     values, each slot, state: raw, little-endian; none of them where the server is to restore a snapshot
+    arrays     values, each slot, state, those of tables that are not as they are drawn: raw, little-endian; none of
+               them where the server is to restore a snapshot
 
 The token goes no other way: arguments and environment can be read by other processes.
 """
@@ -42,6 +43,7 @@ from elephant.parameter_server import snapshot
 from elephant.parameter_server.layout import ServerSpec
 from elephant.parameter_server.optimizers import without_clipping
 from elephant.parameter_server.store import SnapshotImage
+from elephant.parameter_server.tables import ServedTables
 
 READY = "elephant parameter server is ready"
 BEAT = "elephant parameter server lives"
@@ -69,6 +71,7 @@ class ServerStartup:
         num_slots: Slots that follow; none leaves them to the rule.
         push_log: By partition, in text: the last step that was settled in an earlier fit, its last call, and the
             highest call of any step.
+        tables: Of each table the arrays that follow the state, whole or as references to them: type and shape by name.
     """
 
     spec: ServerSpec
@@ -79,6 +82,7 @@ class ServerStartup:
     iterations: int = 0
     num_slots: int = 0
     push_log: dict[str, Sequence[int]] = field(default_factory=dict)
+    tables: Sequence[Mapping[str, tuple[str, Sequence[int]]]] = ()
 
     @property
     def restores(self) -> bool:
@@ -119,14 +123,20 @@ def read(pipe: Any) -> tuple[ServerStartup, SnapshotImage]:
         return startup, restore(startup)
     vectors = [aligned_vector(startup.spec.num_values) for _ in range(1 + startup.num_slots)]
     state = np.empty(startup.spec.num_state_values)
-    for array in (*vectors, state):
+    tables = [{name: np.empty(shape, dtype) for name, (dtype, shape) in one.items()} for one in startup.tables]
+    for array in (*vectors, state, *(array for one in tables for array in one.values())):
         snapshot.fill(pipe, raw_view(array))
     entries = {
         int(partition): {"step": step, "call": call, "highest_call": highest}
         for partition, (step, call, highest) in startup.push_log.items()
     }
     image = SnapshotImage(
-        values=vectors[0], slots=tuple(vectors[1:]), state=state, iterations=startup.iterations, entries=entries
+        values=vectors[0],
+        slots=tuple(vectors[1:]),
+        state=state,
+        iterations=startup.iterations,
+        entries=entries,
+        tables=ServedTables(startup.spec, tables),
     )
     return startup, image
 
@@ -181,6 +191,8 @@ def shard_specs(spec: ServerSpec, count: int) -> list[ServerSpec]:
             first_value=part.start,
             num_values=part.stop - part.start,
             num_state_values=spec.num_state_values if index == 0 else 0,
+            part=index,
+            parts=count,
         )
         for index, part in enumerate(parts)
     ]
@@ -231,6 +243,8 @@ class ServerProcess:
         values: The weights to begin with, float32 of shape (spec.num_values,).
         slots: What the rule begins with, of the same shape each; none leaves it to the rule.
         state: The state before any worker has sent one, float64 of shape (spec.num_state_values,); None is zero.
+        tables: Rows of each whole table, and what its rule remembers, by name, or references to them; those not given
+            are the first.
         push_log: Pushes of an earlier fit, by partition, which this one goes on from; see
             `elephant.parameter_server.control_client.ServerState`. None begins without any.
 
@@ -251,10 +265,11 @@ class ServerProcess:
         state: np.ndarray | None = None,
         *,
         push_log: Mapping[int, Sequence[int]] | None = None,
+        tables: Sequence[Mapping[str, np.ndarray]] = (),
         note: Callable[[str], None] | None = None,
     ) -> None:
         check_token(token)
-        arrays = _checked(spec, values, slots, state)
+        arrays = [*_checked(spec, values, slots, state), *(array for one in tables for array in one.values())]
         self.restarts = 0
         self._restarted_at: collections.deque[float] = collections.deque(maxlen=MAX_RESTARTS)
         self.failure: str | None = None
@@ -275,6 +290,7 @@ class ServerProcess:
             spec=spec, token=token, listener_fd=listener.fileno(), folder=self._folder,
             iterations=iterations, num_slots=len(slots),
             push_log={str(partition): list(entry) for partition, entry in (push_log or {}).items()},
+            tables=[{name: (array.dtype.str, array.shape) for name, array in one.items()} for one in tables],
         )  # fmt: skip
         self._watcher = threading.Thread(target=self._watch, name="elephant-server-watch", daemon=True)
         try:

@@ -19,7 +19,8 @@ Every message is a fixed header and a payload::
         60         payload
 
 Layout and encoding are agreed on in HELLO. From then on a kind has one legal length
-of payload (`Lengths`), so a receiver refuses any other before it reads a byte of it.
+of payload (`Lengths`), so a receiver refuses any other before it reads a byte of it. Rows of tables
+(`elephant.parameter_server.tables`) come on top, and have a most.
 
 A stripe is what is locked, encoded, decoded and checked at a time: it is large enough that
 the fixed cost of its numpy calls does not count, and small enough to stay in a core's cache.
@@ -43,7 +44,7 @@ from elephant.compression.codec import blocks
 from elephant.errors import ProtocolError, UnsupportedError
 
 MAGIC = b"ELPS"
-VERSION = 2
+VERSION = 3
 # What the connections of one fit are for, in their mutual proof.
 CONTEXT = "parameter-server/{run_id}"
 HEADER_BYTES = 60
@@ -53,6 +54,8 @@ HELLO_BYTES = 64
 WELCOME_BYTES = 52
 # One MiB of float32.
 STRIPE_VALUES = 1 << 18
+# Of a request for what servers have of tables.
+MOST_WANTED_BYTES = 1 << 20
 _FLOAT32_BYTES = 4
 Member = TypeVar("Member", bound=enum.IntEnum)
 _LEADING = struct.Struct("<4sBBBBIIQQQdQ")
@@ -77,6 +80,7 @@ class RequestKind(enum.IntEnum):
     PUSH_PULL = 4
     STATE = 5
     BYE = 6
+    LOOKUP = 7
     FETCH = 16
     STATISTICS = 17
     SET_RATE = 18
@@ -86,7 +90,10 @@ class RequestKind(enum.IntEnum):
 
 
 class Status(enum.IntEnum):
-    """Outcome of a request. WAIT says that the reply is still to come: the worker waits for a slower one."""
+    """Outcome of a request. WAIT says that the reply is still to come: the worker waits for a slower one.
+
+    UNWRITTEN says that a table could not be written to its folder.
+    """
 
     REQUEST = 0
     OK = 1
@@ -97,6 +104,7 @@ class Status(enum.IntEnum):
     MISMATCH = 6
     ERROR = 7
     WAIT = 8
+    UNWRITTEN = 9
 
 
 class Flags(enum.IntFlag):
@@ -125,7 +133,14 @@ class Role(enum.IntEnum):
 
 _KINDS = {
     Role.WORKER: frozenset(
-        {RequestKind.PULL, RequestKind.PUSH, RequestKind.PUSH_PULL, RequestKind.STATE, RequestKind.BYE}
+        {
+            RequestKind.PULL,
+            RequestKind.PUSH,
+            RequestKind.PUSH_PULL,
+            RequestKind.STATE,
+            RequestKind.BYE,
+            RequestKind.LOOKUP,
+        }
     ),
     Role.CONTROL: frozenset(
         {
@@ -142,7 +157,7 @@ _KINDS = {
 }
 
 
-_WITH_TEXT = (Status.FAILED, Status.MISMATCH, Status.ERROR)
+_WITH_TEXT = (Status.FAILED, Status.MISMATCH, Status.ERROR, Status.UNWRITTEN)
 
 
 _ALL_FLAGS = int(Flags.STOP | Flags.MODIFIED | Flags.FINISHED | Flags.CONDEMNED)
@@ -217,6 +232,7 @@ class Lengths:
         whole: What FETCH returns: values, slots and state as they are kept. KEEP returns the ledger after them.
         state: The averaged state, float64.
         num_partitions: Workers of the fit.
+        most_rows: What requests may have of tables, at most, beside their one length; clients leave it zero.
     """
 
     push: int
@@ -224,6 +240,13 @@ class Lengths:
     whole: int
     state: int
     num_partitions: int
+    most_rows: int = 0
+
+    def most_beside(self, kind: RequestKind) -> int:
+        """Returns how many bytes about tables a request may have beside the length of its kind."""
+        if kind in (RequestKind.PUSH, RequestKind.PUSH_PULL, RequestKind.LOOKUP):
+            return self.most_rows
+        return MOST_WANTED_BYTES if kind in (RequestKind.FETCH, RequestKind.KEEP) and self.most_rows else 0
 
     def of_request(self, kind: RequestKind) -> int:
         """Returns the length of the payload of a request."""
@@ -277,13 +300,15 @@ def check_request(header: RequestHeader, role: Role | None, lengths: Lengths | N
     if header.status is not Status.REQUEST:
         raise ProtocolError(f"Expected a request. Received: a reply ({header.status.name}).")
     if role is None or lengths is None:
-        legal, expected = header.kind is RequestKind.HELLO, HELLO_BYTES
+        legal, expected, most = header.kind is RequestKind.HELLO, HELLO_BYTES, 0
     else:
         legal, expected = header.kind in _KINDS[role], lengths.of_request(header.kind)
+        most = lengths.most_beside(header.kind)
     if not legal:
         who = "a new client, which says HELLO first" if role is None else f"a {role.name.lower()} that said HELLO"
         raise ProtocolError(f"Expected a request of {who}. Received: {header.kind.name}.")
-    _check_length(header, expected)
+    if not expected <= header.payload_bytes <= expected + most:
+        _check_length(header, expected)
     if header.kind in (RequestKind.PUSH, RequestKind.PUSH_PULL) and not header.step:
         raise ProtocolError(f"Expected {header.kind.name} with a step from 1 on. Received: 0.")
     # A rate that is not a number goes back to that of the optimizer.
@@ -291,11 +316,12 @@ def check_request(header: RequestHeader, role: Role | None, lengths: Lengths | N
         raise ProtocolError(f"Expected {header.kind.name} with a finite rate. Received: {header.rate}.")
 
 
-def check_reply(header: RequestHeader, kind: RequestKind, lengths: Lengths | None) -> None:
+def check_reply(header: RequestHeader, kind: RequestKind, lengths: Lengths | None, of_tables: int = 0) -> None:
     """Raises ProtocolError unless the header is a reply to a request of that kind, of its only legal length.
 
     Args:
         lengths: What HELLO agreed on; None while its own reply is awaited.
+        of_tables: Bytes that were asked for beside the length of the kind.
     """
     if header.status in (Status.ERROR, Status.MISMATCH):
         # The server's last words, whatever it was that it did not understand.
@@ -303,7 +329,7 @@ def check_reply(header: RequestHeader, kind: RequestKind, lengths: Lengths | Non
     if header.kind is not kind or header.status is Status.REQUEST:
         raise ProtocolError(f"Expected a reply to {kind.name}. Received: {header.kind.name} ({header.status.name}).")
     if lengths is not None:
-        _check_length(header, lengths.of_reply(header))
+        _check_length(header, lengths.of_reply(header) + (of_tables if header.status is Status.OK else 0))
     else:
         expected = {Status.OK: WELCOME_BYTES, Status.SUPERSEDED: 0}.get(header.status, TEXT_BYTES)
         _check_length(header, expected)
@@ -441,8 +467,14 @@ def _text(data: bytes) -> str:
         raise ProtocolError(f"Expected a name in ASCII. Received: {data!r}.") from None
 
 
-def lengths_of(hello: ClientHello, num_slots: int, num_state_values: int, num_partitions: int) -> Lengths:
-    """Returns the legal lengths of payloads; both sides work them out from HELLO and its reply."""
+def lengths_of(
+    hello: ClientHello, num_slots: int, num_state_values: int, num_partitions: int, most_rows: int = 0
+) -> Lengths:
+    """Returns the legal lengths of payloads; both sides work them out from HELLO and its reply.
+
+    Args:
+        most_rows: See `Lengths`.
+    """
     codec = hello.codec or None
     return Lengths(
         push=encoded_length(push_codec(codec), hello.num_values),
@@ -450,6 +482,7 @@ def lengths_of(hello: ClientHello, num_slots: int, num_state_values: int, num_pa
         whole=4 * hello.num_values * (1 + num_slots) + 8 * num_state_values,
         state=8 * num_state_values,
         num_partitions=num_partitions,
+        most_rows=most_rows,
     )
 
 

@@ -7,17 +7,18 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from elephant.compression import Codec
-from elephant.errors import NetworkError, ProtocolError
+from elephant.errors import CheckpointError, NetworkError, ProtocolError
 from elephant.net.buffers import aligned_vector
 from elephant.net.frames import raw_view
-from elephant.net.socket_io import SocketIO
+from elephant.net.socket_io import Patience, SocketIO
 from elephant.net.stream import Listener, Stream
 from elephant.parameter_server.layout import ServerSpec
 from elephant.parameter_server.protocol import (
@@ -46,7 +47,11 @@ from elephant.parameter_server.protocol import (
 from elephant.parameter_server.push_log import Entry
 from elephant.parameter_server.server import ParameterServer
 from elephant.parameter_server.snapshot import Snapshotter
+from elephant.parameter_server.store import SnapshotImage
+from elephant.parameter_server.tables import NOT_FINITE, TablesWanted
+from elephant.tables.stack import TableContribution
 
+Taken = TypeVar("Taken")
 POOL_BUFFERS = 2
 # How long others wait for the buffer of a client that has stopped in the middle of a push.
 IMPATIENCE_S = 1.0
@@ -142,7 +147,9 @@ class Session:
         return self.role is Role.WORKER
 
 
-def open_session(hello: ClientHello, *, partition: int, attempt: int, spec: ServerSpec, num_slots: int) -> Session:
+def open_session(
+    hello: ClientHello, *, partition: int, attempt: int, spec: ServerSpec, num_slots: int, most_rows: int
+) -> Session:
     """Returns the session of a client that said HELLO.
 
     Raises:
@@ -154,7 +161,7 @@ def open_session(hello: ClientHello, *, partition: int, attempt: int, spec: Serv
         role=hello.role,
         partition=partition,
         attempt=attempt,
-        lengths=lengths_of(hello, num_slots, spec.num_state_values, spec.num_partitions),
+        lengths=lengths_of(hello, num_slots, spec.num_state_values, spec.num_partitions, most_rows),
         push_codec=pushed,
         pull_codec=pulled,
         epoch_steps=None if spec.rounds_from is None else hello.epoch_steps,
@@ -290,6 +297,8 @@ class RequestHandler:
             attempt=header.attempt,
             spec=server.spec,
             num_slots=num_slots,
+            # One update is made of a round, and none of its rows.
+            most_rows=server.tables.most_bytes if server.rounds is None else 0,
         )
         entry = self._admit(session) if session.is_worker else Entry()
         if entry is None:
@@ -321,9 +330,12 @@ class RequestHandler:
             self._push(session, request)
         elif request.kind is RequestKind.STATE:
             self._average(session, request)
+        elif request.kind is RequestKind.LOOKUP:
+            self._look_up(request)
         elif request.kind in (RequestKind.PULL, RequestKind.FETCH, RequestKind.KEEP):
+            wanted = self._received_wanted(request)
             if not self._has_failed(request):
-                self._give(session, request)
+                self._give(session, request, wanted)
         elif request.kind is RequestKind.BYE:
             self._part(session, request)
             return False
@@ -331,13 +343,34 @@ class RequestHandler:
             self._command(session, request)
         return True
 
-    def _give(self, session: Session, request: RequestHeader) -> None:
+    def _give(self, session: Session, request: RequestHeader, wanted: TablesWanted | None) -> None:
         if request.kind is RequestKind.PULL:
-            self._pull(session, request, Status.OK)
-        elif request.kind is RequestKind.FETCH:
-            self._fetch(session, request)
-        else:
-            self._keep(session, request)
+            return self._pull(session, request, Status.OK)
+        try:
+            if request.kind is RequestKind.FETCH:
+                self._fetch(session, request, wanted)
+            else:
+                self._keep(session, request, wanted)
+        except CheckpointError as error:
+            self._reply(request, Status.UNWRITTEN, encode_text(str(error)))
+
+    def _received_wanted(self, request: RequestHeader) -> TablesWanted | None:
+        if not request.payload_bytes:
+            return None
+        data = bytearray(request.payload_bytes)
+        self._socket_io.receive(memoryview(data), self._patience)
+        return TablesWanted.from_bytes(data, self._server.spec.layout.table_specs)
+
+    def _look_up(self, request: RequestHeader) -> None:
+        numbers = self._server.tables.received_lookup(self._fill(self._patience), request.payload_bytes)
+        if self._has_failed(request):
+            return
+        rows = [raw_view(array) for array in self._server.tables.take(numbers)]
+        self._send_header(request, Status.OK, sum(view.nbytes for view in rows))
+        self._socket_io.send(rows, self._patience)
+
+    def _fill(self, patience: Patience) -> Callable[[memoryview], None]:
+        return lambda view: self._socket_io.receive(view, patience)
 
     def _push(self, session: Session, request: RequestHeader) -> None:
         # Not for ever: meanwhile the client can send no more. What it pulls then is what it waits for.
@@ -356,10 +389,12 @@ class RequestHandler:
         # Others wait for the buffer: the end of a round is waited for without it.
         with self._service.pool.borrowed() as buffer:
             finite = self._receive_update(session, buffer)
+            contribution = self._receive_contribution(session, request)
             if self._has_failed(request):
                 return
             finite = finite and not request.flags & Flags.CONDEMNED
-            status = self._server.settle(push, buffer, finite=finite)
+            finite = finite and (contribution is None or contribution.is_finite)
+            status = self._server.settle(push, buffer, finite=finite, contribution=contribution)
         if self._has_failed(request):
             return
         if request.kind is RequestKind.PUSH or status is Status.SUPERSEDED:
@@ -384,6 +419,13 @@ class RequestHandler:
                     codec.decode(data, part)
                 finite = finite and is_finite(part)
         return finite
+
+    def _receive_contribution(self, session: Session, request: RequestHeader) -> TableContribution | None:
+        """Receives what a push has of tables; None where it has nothing."""
+        of_tables = request.payload_bytes - session.lengths.push
+        if not of_tables:
+            return None
+        return self._server.tables.received_contribution(self._fill(self._service.pool.patience), of_tables)
 
     def _pull(self, session: Session, request: RequestHeader, status: Status) -> None:
         self._wait_for_others(session, request)
@@ -413,32 +455,64 @@ class RequestHandler:
                 store.encode(index, codec, data)
             self._socket_io.send([data.data], self._patience)
 
-    def _fetch(self, session: Session, request: RequestHeader) -> None:
-        """Sends the weights, then each slot, then the state."""
-        store = self._server.store
-        self._send_header(request, Status.OK, session.lengths.whole, step=self._server.iterations)
+    def _fetch(self, session: Session, request: RequestHeader, wanted: TablesWanted | None) -> None:
+        """Sends the weights, then each slot, then the state, then what is wanted of tables."""
+        store, of_tables = self._server.store, self._tables_between_pushes(request, wanted, lambda: None)[2]
+        length = session.lengths.whole + sum(view.nbytes for view in of_tables)
+        self._send_header(request, Status.OK, length, step=self._server.iterations)
         bounce = np.empty(min(STRIPE_VALUES, len(store.values)), np.float32)
         for vector in range(1 + len(store.slots)):
             for index, stripe in enumerate(store.stripes):
                 part = bounce[: stripe.stop - stripe.start]
                 store.read(index, part, vector)
                 self._socket_io.send([part.data], self._patience)
-        self._socket_io.send([self._server.averages.average().data], self._patience)
+        self._socket_io.send([self._server.averages.average().data, *of_tables], self._patience)
 
-    def _keep(self, session: Session, request: RequestHeader) -> None:
+    def _keep(self, session: Session, request: RequestHeader, wanted: TablesWanted | None) -> None:
         """Sends what `_fetch` sends, and the ledger, as they are between two pushes."""
-        server = self._server
-        with server.shared_lock.exclusive():
-            image = server.image()
+
+        def taken() -> tuple[SnapshotImage, list[np.ndarray]]:
+            image = self._server.image()
             # Copies: pushes are to go on before all is sent.
-            vectors = [np.array(vector) for vector in (image.values, *image.slots)]
+            return image, [np.array(vector) for vector in (image.values, *image.slots)]
+
+        (image, vectors), is_finite, of_tables = self._tables_between_pushes(request, wanted, taken)
         length = session.lengths.push_log
-        entries = {
+        entries: dict[str, Any] = {
             str(key): [entry["step"], entry["call"], entry["highest_call"]] for key, entry in image.entries.items()
         }
-        self._send_header(request, Status.OK, session.lengths.whole + length, step=image.iterations)
-        self._socket_io.send([raw_view(array) for array in (*vectors, image.state)], self._patience)
+        if not is_finite:
+            entries[NOT_FINITE] = True
+        of_tables_bytes = sum(view.nbytes for view in of_tables)
+        self._send_header(request, Status.OK, session.lengths.whole + of_tables_bytes + length, step=image.iterations)
+        self._socket_io.send([*(raw_view(array) for array in (*vectors, image.state)), *of_tables], self._patience)
         self._socket_io.send([encode_statistics(entries, length)], self._patience)
+
+    def _tables_between_pushes(
+        self, request: RequestHeader, wanted: TablesWanted | None, take: Callable[[], Taken]
+    ) -> tuple[Taken, bool, list[memoryview]]:
+        """Does what is wanted of tables, while nobody pushes; the client hears now and then that nothing is wrong.
+
+        Args:
+            take: Takes what is to be as it is then.
+
+        Returns:
+            What it has taken, whether what was written is finite, and the bytes to send.
+        """
+        server = self._server
+
+        def put() -> tuple[Taken, bool, list[memoryview]]:
+            with server.shared_lock.exclusive():
+                if wanted is None:
+                    return take(), True, []
+                return take(), server.tables.put(wanted), [raw_view(array) for array in server.tables.sent(wanted)]
+
+        if wanted is None:
+            return put()
+        with ThreadPoolExecutor(1, thread_name_prefix="elephant-tables") as threads:
+            putting = threads.submit(put)
+            self._tell_while(request, lambda timeout_s, _: bool(wait([putting], timeout_s).done))
+            return putting.result()
 
     def _average(self, session: Session, request: RequestHeader) -> None:
         state = np.empty(self._server.spec.num_state_values)
@@ -455,7 +529,8 @@ class RequestHandler:
             average = averages.add(session.partition, request.rate, state)
         if rounds is not None and request.rate > 0:
             rounds.add_state(session.partition, request.step)
-            self._tell_while(request, partial(rounds.wait_for_states, request.step, self._server.clock.live))
+            waiting = partial(rounds.wait_for_states, request.step, self._server.clock.live)
+            self._server.counters.add("waited_s", self._tell_while(request, waiting))
             average = averages.average()
         self._reply(request, Status.OK, average.data)
 
@@ -486,15 +561,16 @@ class RequestHandler:
         """Lets a worker wait that is too far ahead, or whose round is open."""
         if not session.is_worker:
             return
-        self._tell_while(request, partial(self._server.wait, session.partition), longest_s)
+        waited_s = self._tell_while(request, partial(self._server.wait, session.partition), longest_s)
+        self._server.counters.add("waited_s", waited_s)
 
     def _tell_while(
         self,
         request: RequestHeader,
         wait: Callable[[float, Callable[[], bool]], bool],
         longest_s: float = _FOREVER_S,
-    ) -> None:
-        """Waits, and tells the worker now and then that nothing is wrong.
+    ) -> float:
+        """Waits, and tells the client now and then that nothing is wrong; returns the seconds that it took.
 
         Args:
             wait: Waits for so many seconds at most, or until the function says so; returns whether it is over.
@@ -504,7 +580,7 @@ class RequestHandler:
             if time.monotonic() - began >= longest_s:
                 break
             self._reply(request, Status.WAIT)
-        self._server.counters.add("waited_s", time.monotonic() - began)
+        return time.monotonic() - began
 
     def _has_failed(self, request: RequestHeader) -> bool:
         """Returns whether the fit has been given up, and says so then."""

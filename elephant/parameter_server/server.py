@@ -21,6 +21,8 @@ from elephant.parameter_server.push_log import Entry, PushLog
 from elephant.parameter_server.rounds import Rounds
 from elephant.parameter_server.staleness import Clock, Staleness
 from elephant.parameter_server.store import Averages, SnapshotImage, Store
+from elephant.parameter_server.tables import ServedTables
+from elephant.tables.stack import TableContribution
 
 _NAMES = ("bytes_in", "bytes_out", "refused", "duplicates", "superseded", "snapshots", "snapshot_failures")
 # What each server says, by name.
@@ -145,6 +147,7 @@ class ParameterServer:
         self.store = Store(rule, image.values, slots, first_value=spec.first_value, locked=spec.locked)
         self.push_log = PushLog({partition: Entry(**entry) for partition, entry in image.entries.items()})
         self.averages = Averages(image.state, image.contributions)
+        self.tables = image.tables or ServedTables(spec)
         self.clock = Clock(spec.max_staleness)
         self.rounds: Rounds | None = None
         if spec.rounds_from is not None:
@@ -186,11 +189,14 @@ class ParameterServer:
         """Names what is to be called after each push that was applied."""
         self._on_update = notify
 
-    def settle(self, push: RequestHeader, update: np.ndarray, *, finite: bool) -> Status:
+    def settle(
+        self, push: RequestHeader, update: np.ndarray, *, finite: bool, contribution: TableContribution | None = None
+    ) -> Status:
         """Applies a push unless that was done before, or it is not this worker's to send, or it is not finite.
 
         Args:
             update: Float32 of shape (num_values,), whole; it is overwritten.
+            contribution: To rows of tables, which are updated with it.
         """
         with self.shared_lock.shared():
             status = self.push_log.begin(push.partition, push.attempt, push.place)
@@ -204,7 +210,7 @@ class ParameterServer:
                     entry = self.push_log.of(push.partition)
                     self.rounds.add(push.partition, push.step, push.rate if finite else 0.0, update, entry)
                 elif finite:
-                    self._apply(push.partition, update)
+                    self._apply(push.partition, update, contribution)
             except Exception as error:
                 # Some stripes have the update and others do not.
                 self.fail(f"Expected an update to be applied whole. Received: {type(error).__name__}: {error}.")
@@ -294,6 +300,7 @@ class ParameterServer:
             stopped=self.stopped,
             counts=self.counters.values(),
             staleness=self.staleness.histogram(),
+            tables=self.tables,
         )
 
     def _applied_entries(self) -> dict[int, Entry]:
@@ -318,10 +325,13 @@ class ParameterServer:
             "live": self.clock.live(),
         }
 
-    def _apply(self, partition: int, update: np.ndarray) -> None:
+    def _apply(self, partition: int, update: np.ndarray, contribution: TableContribution | None) -> None:
         with self._counting:
             staleness = self.staleness.of_push(partition, self.updates)
-        self._apply_update(update, 1 / (staleness + 1) if self.spec.divide_by_staleness else 1.0)
+        factor = 1 / (staleness + 1) if self.spec.divide_by_staleness else 1.0
+        if contribution is not None:
+            self.tables.update(contribution, factor)
+        self._apply_update(update, factor)
 
     def _apply_update(self, update: np.ndarray, factor: float = 1.0) -> None:
         rule, spec = self.store.rule, self.spec

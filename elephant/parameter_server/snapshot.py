@@ -24,6 +24,7 @@ from elephant.net.frames import raw_view
 from elephant.parameter_server.layout import ServerSpec
 from elephant.parameter_server.server import ParameterServer
 from elephant.parameter_server.store import SnapshotImage
+from elephant.parameter_server.tables import ServedTables, empty_arrays
 from elephant.storage.folder import UNFINISHED, checksum, sealed, unsealed, write_whole
 
 INITIAL = "initial"
@@ -114,9 +115,11 @@ def tidy(folder: Path) -> None:
 def _read_arrays(path: Path, body: dict[str, Any], spec: ServerSpec) -> SnapshotImage:
     vectors = [aligned_vector(spec.num_values) for _ in range(1 + body["num_slots"])]
     states = [np.empty(spec.num_state_values) for _ in range(1 + len(body["weights"]))]
+    tables = empty_arrays(spec)
+    of_tables = [array for one in tables for array in one.values()]
     crc = 0
     with open(path, "rb", buffering=0) as file:
-        for array in (*vectors, *states):
+        for array in (*vectors, *states, *of_tables):
             for block in _blocks_of(raw_view(array)):
                 fill(file, block)
                 crc = zlib.crc32(block, crc)
@@ -130,6 +133,7 @@ def _read_arrays(path: Path, body: dict[str, Any], spec: ServerSpec) -> Snapshot
             int(key): (weight, each) for (key, weight), each in zip(body["weights"], states[1:], strict=True)
         },
         entries={int(partition): entry for partition, entry in body["entries"].items()},
+        tables=ServedTables(spec, tables, are_cut=True) if tables else None,
         **{name: body[name] for name in ("iterations", "updates", "rate", "stopped", "counts", "staleness")},
     )
 

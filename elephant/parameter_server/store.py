@@ -14,6 +14,7 @@ import numpy as np
 from elephant.compression import Codec
 from elephant.parameter_server.optimizers import Rule
 from elephant.parameter_server.protocol import stripes
+from elephant.parameter_server.tables import ServedTables
 
 Contribution = tuple[float, np.ndarray]
 
@@ -83,6 +84,7 @@ class SnapshotImage:
         stopped: Whether the fit is to end.
         counts: What `elephant.parameter_server.server.Counters` has counted.
         staleness: How many pushes had which staleness.
+        tables: The server's part of each table; None where it is as it is drawn.
     """
 
     values: np.ndarray
@@ -96,12 +98,13 @@ class SnapshotImage:
     stopped: bool = False
     counts: dict[str, float] = field(default_factory=dict)
     staleness: dict[str, int] = field(default_factory=dict)
+    tables: ServedTables | None = None
 
     @property
     def sections(self) -> list[np.ndarray]:
         """The arrays, in the order in which they lie in the file."""
         states = [self.contributions[partition][1] for partition in sorted(self.contributions)]
-        return [self.values, *self.slots, self.state, *states]
+        return [self.values, *self.slots, self.state, *states, *(self.tables.arrays if self.tables else [])]
 
     def facts(self) -> dict[str, Any]:
         """Returns everything that is no array, as JSON values."""

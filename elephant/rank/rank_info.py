@@ -36,7 +36,7 @@ class RankInfo:
         listener_fd: File descriptor of this rank's listening socket.
         attempt: Spark's number of the task's attempt: the greater one is the later one.
         servers: Host and port of every parameter server, in the order of their parts of the weights.
-        layout: `Layout.to_json` of the model's weights.
+        layout: `Layout.to_json` of the model's weights and tables.
         generation: Of ranks, from zero, where these form anew after losses, and the task keeps the rows; else None.
         goes_on: Whether the generation goes on from a state that the driver has.
         phases: What its Spark task has done so far; see `elephant.monitor.trace.Phases`.
@@ -60,7 +60,7 @@ class RankInfo:
     listener_fd: int = -1
     attempt: int = 0
     servers: list[tuple[str, int]] = field(default_factory=list)
-    layout: list[Any] = field(default_factory=list)
+    layout: dict[str, Any] = field(default_factory=dict)
     generation: int | None = None
     goes_on: bool = False
     phases: list[Any] = field(default_factory=list)
@@ -72,7 +72,7 @@ class RankInfo:
 
     @property
     def weights_layout(self) -> Layout:
-        """The places of the model's weights."""
+        """The places of the model's weights, and the forms of its tables."""
         return Layout.from_json(self.layout)
 
     def to_bytes(self) -> bytes:

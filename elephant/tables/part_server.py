@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from elephant.net.deadline import Deadline
 from elephant.net.frames import Message, require
 from elephant.net.server import Server
 from elephant.net.stream import Listener, Stream
-from elephant.tables.stack import StackPart
+from elephant.tables.stack import StackPart, TableContribution, checked_contribution, checked_numbers
 from elephant.tables.table import TablePart
 
 HELLO, STEP, PUSH, READ, BYE = "Hello", "Step", "Push", "Read", "Bye"
@@ -30,20 +30,6 @@ ROWS_FOUND, VALUES, FAILED = "Rows", "Values", "Failed"
 _FIELDS = {"round": int, "tables": list[int]}
 _READ_FIELDS = {"table": int, "round": int, "name": str, "first": int, "count": int}
 _IDLE_S = 3600.0
-
-
-class TableContribution(NamedTuple):
-    """Gradients of a step, of one rank.
-
-    Args:
-        tables: Those that the step updates, be it in no row of this rank's batch; in ascending order.
-        numbers: Of rows of each stack, int64 in ascending order.
-        gradients: Of these rows, float32 of shape (numbers, width) for each stack.
-    """
-
-    tables: tuple[int, ...]
-    numbers: list[np.ndarray]
-    gradients: list[np.ndarray]
 
 
 def tables_context(run_id: str) -> str:
@@ -209,8 +195,11 @@ class PartServer:
         if len(arrays) not in [one * count for one in counts]:
             raise ProtocolError(f"Expected {STEP}, {PUSH} or {READ} with their arrays. Received: {message.kind!r}.")
         if len(arrays) > count:
-            contribution = self._checked(message.fields["tables"], arrays[:count], arrays[count : 2 * count])
-            self.contribute(rank, number, contribution)
+            given = TableContribution(
+                tuple(message.fields["tables"]), list(arrays[:count]), list(arrays[count : 2 * count])
+            )
+            stacks = [one.stack for one in self._stack_parts]
+            self.contribute(rank, number, checked_contribution(stacks, self._stack_parts[0].part, given))
         if message.kind == PUSH:
             return
         try:
@@ -230,31 +219,5 @@ class PartServer:
         return self.values(table, number, name, int(fields["first"]), int(fields["count"]))
 
     def _checked_all(self, numbers: Sequence[np.ndarray]) -> list[np.ndarray]:
-        return [self._checked_numbers(*pair) for pair in zip(self._stack_parts, numbers, strict=True)]
-
-    def _checked_numbers(self, stack_part: StackPart, numbers: np.ndarray) -> np.ndarray:
-        if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
-            raise ProtocolError(f"Expected numbers of shape (numbers,). Received: {numbers!r}.")
-        numbers = numbers.astype(np.int64)
-        if not stack_part.stack.has(numbers, stack_part.part):
-            raise ProtocolError(
-                f"Expected numbers of rows of part {stack_part.part} of {self._world_size}, in ascending order. "
-                "Received: others."
-            )
-        return numbers
-
-    def _checked(
-        self, tables: Sequence[int], numbers: Sequence[np.ndarray], gradients: Sequence[np.ndarray]
-    ) -> TableContribution:
-        checked = self._checked_all(numbers)
-        pairs = zip(self._stack_parts, checked, strict=True)
-        named = set().union(*(stack_part.stack.tables_of(given) for stack_part, given in pairs))
-        if not named <= set(tables) <= self._table_parts.keys():
-            raise ProtocolError(f"Expected tables that there are, with those of the rows. Received: {tables}.")
-        for stack_part, given, one in zip(self._stack_parts, checked, gradients, strict=True):
-            expected = (len(given), stack_part.stack.specs[0].width)
-            if one.shape != expected or one.dtype != np.float32:
-                raise ProtocolError(
-                    f"Expected float32 gradients of shape {expected}. Received: {one.dtype} {one.shape}."
-                )
-        return TableContribution(tuple(tables), checked, list(gradients))
+        pairs = zip(self._stack_parts, numbers, strict=True)
+        return [checked_numbers(stack_part.stack, stack_part.part, given) for stack_part, given in pairs]

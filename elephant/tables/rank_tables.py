@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from elephant.errors import PeerLostError, ProtocolError
+from elephant.errors import PeerLostError, ProtocolError, UnsupportedError
 from elephant.net.addresses import Address
 from elephant.net.deadline import Deadline
 from elephant.net.frames import Message
@@ -28,10 +28,18 @@ from elephant.tables.part_server import (
     READ,
     STEP,
     PartServer,
-    TableContribution,
     tables_context,
 )
-from elephant.tables.stack import Groups, Stack, StackPart, stacks_of
+from elephant.tables.stack import (
+    Groups,
+    Stack,
+    StackPart,
+    TableContribution,
+    cuts_of,
+    of_part,
+    of_parts_together,
+    stacks_of,
+)
 from elephant.tables.stored import OpenedTable, StoredTable, TablePlace
 from elephant.tables.table import ROWS, Slot, TablePart, TableSpec
 
@@ -46,7 +54,12 @@ class Tables(ABC):
     Args:
         specs: Their forms.
         stacks: Those of all tables.
+
+    Attributes:
+        updates_before_lookups: Whether the gradients of a step are applied when the next one begins to look up.
     """
+
+    updates_before_lookups = True
 
     def __init__(self, specs: Sequence[TableSpec], stacks: Sequence[Stack]) -> None:
         self.specs = list(specs)
@@ -67,7 +80,7 @@ class Tables(ABC):
                 there are.
         """
         with self._using:
-            contribution = self._taken()
+            contribution = self._taken() if self.updates_before_lookups else None
             numbers = [self._numbers(stack, wanted) for stack in self._stacks]
             self._last_groups = [_grouped(one) for one in numbers]
             rows = self._rows_of([groups.numbers for _, groups in self._last_groups], contribution)
@@ -256,6 +269,31 @@ class LocalTables(Tables):
         return self._stack_parts[table]
 
 
+class ZeroTables(Tables):
+    """Tables whose rows are all zeros, and learn nothing: for a look at what a model computes of them.
+
+    >>> tables = ZeroTables([TableSpec(num_rows=10**9, width=2)])
+    >>> tables.look_up([(0, np.array([7, 10**8]))])[0].tolist()
+    [[0.0, 0.0], [0.0, 0.0]]
+    """
+
+    def __init__(self, specs: Sequence[TableSpec]) -> None:
+        super().__init__(specs, stacks_of(specs, 1))
+
+    def _rows_of(self, numbers: Sequence[np.ndarray], contribution: TableContribution | None) -> list[np.ndarray]:
+        widths = [stack.specs[0].width for stack in self._stacks]
+        return [np.zeros((len(own), width), np.float32) for own, width in zip(numbers, widths, strict=True)]
+
+    def _update(self, contribution: TableContribution) -> None:
+        """Leaves them."""
+
+    def _whole(self, table: int, name: str) -> np.ndarray:
+        return np.zeros(self.specs[table].shape_of(name), np.float32)
+
+    def _part_here(self, table: int) -> TablePart:
+        raise UnsupportedError("Expected rows of a table. Received: a look at a model without them.")
+
+
 class RankTables(Tables):
     """Tables whose rows are divided over the ranks of a fit; each has a part in a server of its own.
 
@@ -366,20 +404,13 @@ class RankTables(Tables):
             raise
 
     def _rows_of(self, numbers: Sequence[np.ndarray], contribution: TableContribution | None) -> list[np.ndarray]:
-        cuts = [self._cut(own) for own in numbers]
-        wanted = [_of_rank(rank, numbers, cuts) for rank in range(self._world_size)]
+        cuts = [cuts_of(own, self._world_size) for own in numbers]
+        wanted = [of_part(rank, numbers, cuts) for rank in range(self._world_size)]
         self._share_out(STEP, contribution, wanted)
         found = {self._rank: self._server.take(self._round, wanted[self._rank])}
         for rank in self._streams:
             found[rank] = list(self._received(rank, len(self._stacks)))
-        rows = [
-            np.empty((len(own), stack.specs[0].width), np.float32)
-            for stack, own in zip(self._stacks, numbers, strict=True)
-        ]
-        for rank, arrays in found.items():
-            for whole, cut, array in zip(rows, cuts, arrays, strict=True):
-                whole[cut[rank]] = array
-        return rows
+        return of_parts_together([found[rank] for rank in range(self._world_size)], cuts)
 
     def _update(self, contribution: TableContribution) -> None:
         self._share_out(PUSH, contribution, [[] for _ in range(self._world_size)])
@@ -393,7 +424,7 @@ class RankTables(Tables):
         tables, shares = [], None
         if contribution is not None:
             self._round += 1
-            tables, shares = list(contribution.tables), self._shares_of(contribution)
+            tables, shares = list(contribution.tables), contribution.shares(self._world_size)
         for rank in self._streams:
             arrays = self._travelling(wanted[rank])
             if shares is not None:
@@ -401,13 +432,6 @@ class RankTables(Tables):
             self._send(rank, kind, {"round": self._round, "tables": tables}, tuple(arrays))
         if shares is not None:
             self._server.contribute(self._rank, self._round, shares[self._rank])
-
-    def _shares_of(self, contribution: TableContribution) -> list[TableContribution]:
-        """Returns each rank's rows of a contribution."""
-        tables, *both = contribution
-        cuts = [self._cut(own) for own in contribution.numbers]
-        ranks = range(self._world_size)
-        return [TableContribution(tables, *(_of_rank(rank, arrays, cuts) for arrays in both)) for rank in ranks]
 
     def _whole(self, table: int, name: str) -> np.ndarray:
         spec, number = self.specs[table], self._round
@@ -433,11 +457,6 @@ class RankTables(Tables):
     def _part_here(self, table: int) -> TablePart:
         return self._server.part(table, self._round)
 
-    def _cut(self, numbers: np.ndarray) -> list[np.ndarray]:
-        """Returns the places of each rank's numbers among these."""
-        owners = numbers % self._world_size
-        return [np.flatnonzero(owners == rank) for rank in range(self._world_size)]
-
     def _travelling(self, numbers: Sequence[np.ndarray]) -> list[np.ndarray]:
         return [own.astype(stack.dtype) for stack, own in zip(self._stacks, numbers, strict=False)]
 
@@ -457,10 +476,6 @@ class RankTables(Tables):
 
     def _sending(self) -> Deadline:
         return Deadline(self._wait_s, "Sending to another rank's tables")
-
-
-def _of_rank(rank: int, arrays: Sequence[np.ndarray], cuts: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
-    return [np.take(array, cut[rank], axis=0) for array, cut in zip(arrays, cuts, strict=True)]
 
 
 def _grouped(numbers: Sequence[np.ndarray]) -> tuple[np.ndarray, Groups]:

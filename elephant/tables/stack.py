@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from elephant.errors import ProtocolError
 from elephant.tables.table import ROWS, RULES, TablePart, TableSpec
 
 # Numbers of rows that travel in four bytes.
@@ -80,12 +81,97 @@ def stacks_of(specs: Sequence[TableSpec], parts: int) -> list[Stack]:
     return [Stack(tuple(tables), tuple(specs[table] for table in tables), parts) for tables in members.values()]
 
 
+def cuts_of(numbers: np.ndarray, parts: int) -> list[np.ndarray]:
+    """Returns the places of each part's numbers among those of a stack.
+
+    >>> [places.tolist() for places in cuts_of(np.array([0, 3, 4]), 2)]
+    [[0, 2], [1]]
+    """
+    owners = numbers % parts
+    return [np.flatnonzero(owners == part) for part in range(parts)]
+
+
+def of_part(part: int, arrays: Sequence[np.ndarray], cuts: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
+    """Returns a part of an array of each stack.
+
+    Args:
+        cuts: `cuts_of` the numbers of each stack.
+    """
+    return [np.take(array, cut[part], axis=0) for array, cut in zip(arrays, cuts, strict=True)]
+
+
+def of_parts_together(found: Sequence[Sequence[np.ndarray]], cuts: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
+    """Returns an array of each stack, of those that each part has: the inverse of `of_part` for all parts."""
+    together = []
+    for stack, cut in enumerate(cuts):
+        first = found[0][stack]
+        whole = np.empty((sum(map(len, cut)), *first.shape[1:]), first.dtype)
+        for part, places in enumerate(cut):
+            whole[places] = found[part][stack]
+        together.append(whole)
+    return together
+
+
+class TableContribution(NamedTuple):
+    """Gradients of a step, of one rank.
+
+    Args:
+        tables: Those that the step updates, be it in no row of this rank's batch; in ascending order.
+        numbers: Of rows of each stack, int64 in ascending order.
+        gradients: Of these rows, float32 of shape (numbers, width) for each stack.
+    """
+
+    tables: tuple[int, ...]
+    numbers: list[np.ndarray]
+    gradients: list[np.ndarray]
+
+    def shares(self, parts: int) -> list[TableContribution]:
+        """Returns the contribution to each part."""
+        cuts = [cuts_of(own, parts) for own in self.numbers]
+        both = self.numbers, self.gradients
+        return [
+            TableContribution(self.tables, *(of_part(part, arrays, cuts) for arrays in both)) for part in range(parts)
+        ]
+
+    @property
+    def is_finite(self) -> bool:
+        """True if no gradient is infinite or not a number."""
+        return all(bool(np.isfinite(one).all()) for one in self.gradients)
+
+
+def checked_numbers(stack: Stack, part: int, numbers: np.ndarray) -> np.ndarray:
+    """Returns numbers that have come from another process, int64; raises ProtocolError unless they are of a part."""
+    if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
+        raise ProtocolError(f"Expected numbers of shape (numbers,). Received: {numbers!r}.")
+    numbers = numbers.astype(np.int64)
+    if not stack.has(numbers, part):
+        raise ProtocolError(
+            f"Expected numbers of rows of part {part} of {stack.parts}, in ascending order. Received: others."
+        )
+    return numbers
+
+
+def checked_contribution(stacks: Sequence[Stack], part: int, contribution: TableContribution) -> TableContribution:
+    """Returns a contribution that has come from another process; raises ProtocolError unless it is to a part."""
+    numbers = [checked_numbers(stack, part, one) for stack, one in zip(stacks, contribution.numbers, strict=True)]
+    named = set().union(*(stack.tables_of(given) for stack, given in zip(stacks, numbers, strict=True)))
+    known = {table for stack in stacks for table in stack.tables}
+    if not named <= set(contribution.tables) <= known:
+        raise ProtocolError(f"Expected tables that there are, with those of the rows. Received: {contribution.tables}.")
+    for stack, given, one in zip(stacks, numbers, contribution.gradients, strict=True):
+        expected = (len(given), stack.specs[0].width)
+        if one.shape != expected or one.dtype != np.float32:
+            raise ProtocolError(f"Expected float32 gradients of shape {expected}. Received: {one.dtype} {one.shape}.")
+    return TableContribution(contribution.tables, numbers, list(contribution.gradients))
+
+
 class StackPart:
     """One part of each table of a stack, in this process' memory.
 
     Args:
         part: Which of the parts.
         arrays: Rows and slots of each whole table by name, see `TablePart`.
+        are_cut: Whether they are those of this part.
 
     Attributes:
         parts: Those of the tables, in their order.
@@ -97,11 +183,21 @@ class StackPart:
     [1.0, 0.0, 1.0, 0.0]
     """
 
-    def __init__(self, stack: Stack, part: int = 0, arrays: Sequence[Mapping[str, np.ndarray]] | None = None) -> None:
+    def __init__(
+        self,
+        stack: Stack,
+        part: int = 0,
+        arrays: Sequence[Mapping[str, np.ndarray]] | None = None,
+        *,
+        are_cut: bool = False,
+    ) -> None:
         self.stack, self.part = stack, part
         self._rule, self._rate = RULES[stack.specs[0].rule], np.float32(stack.specs[0].learning_rate)
         given = arrays or [{} for _ in stack.specs]
-        made = (TablePart(spec, part, stack.parts, one) for spec, one in zip(stack.specs, given, strict=True))
+        made = (
+            TablePart(spec, part, stack.parts, one, are_cut=are_cut)
+            for spec, one in zip(stack.specs, given, strict=True)
+        )
         if len(stack.specs) == 1:
             self.parts = list(made)
             self._arrays = self.parts[0].arrays

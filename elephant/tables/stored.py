@@ -12,7 +12,7 @@ import json
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -194,6 +194,48 @@ def shape_of(value: Any) -> tuple[int, ...]:
     """Returns the shape of values, or of the table that they refer to."""
     stored = StoredTable.from_array(value)
     return tuple(value.shape) if stored is None else stored.shape
+
+
+@dataclass(frozen=True, kw_only=True)
+class TablePlaces:
+    """Places of a fit's tables.
+
+    Args:
+        paths: Of each table the folder that it is written to; None sends it to the driver.
+        fit_name: Beginning of the names of the fit's files, which no other fit has.
+
+    >>> places = TablePlaces(paths=[None, "/tables"], fit_name="a1")
+    >>> places.of("3-0")[1].table("rows", (4, 2), 1).name
+    'a1.3-0.1.rows'
+    """
+
+    paths: Sequence[str | None]
+    fit_name: str
+
+    @property
+    def urls(self) -> list[str]:
+        """The folders."""
+        return sorted({path for path in self.paths if path is not None})
+
+    def name_of(self, state: str) -> str:
+        """Returns the beginning of the names of a state's files."""
+        return f"{self.fit_name}.{state}"
+
+    def of(self, state: str) -> list[TablePlace | None]:
+        """Returns where the tables of a state are written; None for those that are not.
+
+        Args:
+            state: A name that no other state of the fit has, without a full stop.
+        """
+        return [
+            None if path is None else TablePlace(url=path, state=f"{self.name_of(state)}.{number}")
+            for number, path in enumerate(self.paths)
+        ]
+
+    def facts_of(self, state: str, *, are_finite: bool) -> dict[str, Any]:
+        """Returns the facts of a state's files for `elephant.checkpoint`; none where there are no files."""
+        tables = {"name": self.name_of(state), "urls": self.urls, "finite": are_finite}
+        return {"tables": tables} if self.urls else {}
 
 
 @dataclass(frozen=True, kw_only=True)

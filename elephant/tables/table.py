@@ -181,18 +181,27 @@ class TablePart:
         parts: How many there are.
         arrays: Rows and slots of the whole table by name, or references to them, of which the part is taken; those not
             given are the first.
+        are_cut: Whether the arrays are those of the part.
 
     Attributes:
         arrays: Rows and slots by name: float32 of shape (rows, ...).
     """
 
     def __init__(
-        self, spec: TableSpec, part: int = 0, parts: int = 1, arrays: Mapping[str, np.ndarray] | None = None
+        self,
+        spec: TableSpec,
+        part: int = 0,
+        parts: int = 1,
+        arrays: Mapping[str, np.ndarray] | None = None,
+        *,
+        are_cut: bool = False,
     ) -> None:
         self.spec, self.part, self.parts = spec, part, parts
         self.arrays: dict[str, np.ndarray] = {}
         for name in (ROWS, *spec.slots):
-            if arrays is not None and name in arrays:
+            if arrays is not None and name in arrays and are_cut:
+                self.arrays[name] = arrays[name]
+            elif arrays is not None and name in arrays:
                 given, stored = arrays[name], StoredTable.from_array(arrays[name])
                 own = (part, parts) if name == ROWS or spec.slots[name].per_row != 0 else (0, 1)
                 if stored is not None:

@@ -75,12 +75,12 @@ class ServerAddresses:
 
     Args:
         servers: Their addresses, in the order of their parts of the weights.
-        layout: `Layout.to_json` of the weights.
+        layout: `Layout.to_json` of the weights and tables.
         num_workers: Partitions of the fit.
     """
 
     servers: tuple[Address, ...]
-    layout: list[Any]
+    layout: dict[str, Any]
     num_workers: int
 
 
@@ -93,14 +93,14 @@ class CoordinatorSpec:
         extras: The pickled `AsyncFitSpec` of an asynchronous fit; else nothing.
         servers: Parameter servers.
         port: The first one's, or zero.
-        layout: `Layout.to_json` of the weights; empty without servers.
+        layout: `Layout.to_json` of the weights and tables; empty without servers.
     """
 
     program: str
     extras: bytes = field(default=b"", repr=False)
     servers: int = 0
     port: int = 0
-    layout: list[Any] = field(default_factory=list)
+    layout: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

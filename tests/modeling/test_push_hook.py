@@ -166,7 +166,7 @@ def test_waiting_time_when_a_step_is_computed_beside_the_exchange_then_is_what_i
         def __init__(self):
             self.go, self.waited_s = threading.Event(), 0.0
 
-        def push_pull(self, update, out, *, step, call, rows):
+        def push_pull(self, update, out, *, step, call, rows, contribution):
             began = time.monotonic()
             assert self.go.wait(30)
             self.waited_s += time.monotonic() - began

@@ -35,14 +35,14 @@ PUSH = RequestHeader(
     kind=RequestKind.PUSH, partition=3, call=1, attempt=9, step=258, version=2**40 + 5, rate=0.5, payload_bytes=100
 )
 PUSH_BYTES = (
-    b"ELPS\x02\x03\x00\x00"
+    b"ELPS\x03\x03\x00\x00"
     b"\x03\x00\x00\x00\x01\x00\x00\x00"
     b"\x09\x00\x00\x00\x00\x00\x00\x00"
     b"\x02\x01\x00\x00\x00\x00\x00\x00"
     b"\x05\x00\x00\x00\x00\x01\x00\x00"
     b"\x00\x00\x00\x00\x00\x00\xe0\x3f"
     b"\x64\x00\x00\x00\x00\x00\x00\x00"
-    b"\xe9\x2d\xcd\x76"
+    b"\xe4\xd1\x01\x1f"
 )
 
 
@@ -81,7 +81,7 @@ def test_welcome_is_these_bytes():
     [
         (b"", "header of 60 bytes. Received: 0 bytes"),
         (b"HTTP" + PUSH_BYTES[4:], "Received: b'HTTP'"),
-        (sealed(b"ELPS\x01" + PUSH_BYTES[5:56]), "version 2 of the protocol. Received: version 1"),
+        (sealed(b"ELPS\x01" + PUSH_BYTES[5:56]), "version 3 of the protocol. Received: version 1"),
         (PUSH_BYTES[:20] + b"\x01" + PUSH_BYTES[21:], "checksum"),
         (sealed(PUSH_BYTES[:5] + b"\x63" + PUSH_BYTES[6:56]), r"kind among HELLO \(1\).*Received: 99"),
         (sealed(PUSH_BYTES[:6] + b"\x63" + PUSH_BYTES[7:56]), r"status among REQUEST \(0\).*Received: 99"),
@@ -122,7 +122,7 @@ def test_any_bit_that_is_turned_then_is_noticed(position, bit):
 @given(st.binary(min_size=56, max_size=56))
 def test_any_header_with_a_good_checksum_then_is_a_header_or_refused(leading):
     try:
-        header = decode_header(sealed(b"ELPS\x02" + leading[5:]))
+        header = decode_header(sealed(b"ELPS\x03" + leading[5:]))
     except ProtocolError:
         return
     for role in Role:

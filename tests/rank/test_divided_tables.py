@@ -178,11 +178,18 @@ def test_fit_when_an_id_is_none_of_the_table_then_says_so(rank_pool):
         rank_pool.fit(job_for(model_of(sharded()), epochs=1, batch_size=BATCH), split(columns, (17, 14)))
 
 
-@pytest.mark.parametrize(
-    "options", [{"mode": "asynchronous"}, {"frequency": "epoch"}, {"frequency": 2}], ids=lambda given: str(given)
-)
-def test_job_when_ranks_do_not_take_every_step_together_then_is_refused(options):
-    with pytest.raises(UnsupportedError, match=r"expected .* with the ShardedEmbedding 'user'"):
+WAYS = [
+    {"frequency": "epoch"},
+    {"frequency": 2},
+    {"mode": "asynchronous", "frequency": 3},
+    {"mode": "gossip"},
+    {"aggregation": "server"},
+]
+
+
+@pytest.mark.parametrize("options", WAYS, ids=lambda given: str(given))
+def test_job_when_gradients_are_not_exchanged_in_every_step_then_is_refused(options):
+    with pytest.raises(UnsupportedError, match=r"expected gradients .* in every step.* ShardedEmbedding 'user'"):
         job_for(model_of(sharded()), **options)
 
 

@@ -175,3 +175,68 @@ def test_loop_of_one_s_own_when_it_trains_a_sharded_embedding_on_several_ranks_t
 
     with pytest.raises(Exception, match="expected a ShardedEmbedding in a synchronous fit"):
         elephant.run(train, num_workers=2, verbose=0)
+
+
+def counting_model(path=None):
+    """Returns a model whose rows' gradients are how often a batch names them, whatever the weights are."""
+
+    def loss(labels, outputs):
+        return outputs * keras.ops.cast(keras.ops.shape(outputs)[0], "float32")
+
+    embedding = ShardedEmbedding(
+        30, 4, optimizer="sgd", learning_rate=1.0, embeddings_initializer="zeros", name="user", path=path
+    )
+    ids = keras.Input((2,))
+    model = keras.Model(ids, keras.ops.sum(embedding(ids), axis=(1, 2)))
+    model.compile(keras.optimizers.SGD(1.0), loss)
+    return model
+
+
+COUNTS = np.bincount(DATA["features"].ravel().astype(int), minlength=30)
+
+
+@pytest.mark.usefixtures("by_value")
+@pytest.mark.parametrize("placement", ["driver", "executors"])
+def test_asynchronous_fit_when_a_worker_is_killed_then_each_row_has_every_batch_once(spark, frame, tmp_path, placement):
+    mark, tables = str(tmp_path / "killed"), tmp_path / "tables"
+
+    class Killed(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch == 2 and not os.path.exists(mark):
+                open(mark, "w").close()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    on_executors = placement == "executors"
+    estimator = estimator_of(
+        counting_model(str(tables) if on_executors else None), mode="asynchronous", callbacks=[Killed()],
+        serverPlacement=placement, parameterServers=1, numWorkers=1 if on_executors else 2,
+    )  # fmt: skip
+    fitted = estimator.fit(frame)
+    rows = -EPOCHS * np.repeat(COUNTS[:, None], 4, axis=1)
+    assert os.path.exists(mark)
+    np.testing.assert_array_equal(fitted.table("user").numpy(), rows)
+    listed = {row.id: row.embedding for row in fitted.table("user").toDF().collect()}
+    np.testing.assert_array_equal([listed[place] for place in range(30)], rows)
+    expected = [rows[list(ids.astype(int))].sum() for ids in DATA["features"]]
+    np.testing.assert_array_equal(predictions(fitted, frame)[:, 0], np.sort(expected))
+    assert not on_executors or [name.split(".", 1)[1] for name in os.listdir(tables)] == [
+        "result.0.embeddings.0-of-1.npy"
+    ]
+
+
+@pytest.mark.slow("three fits; tests/rank/test_server_tables.py has a state in mid-flight")
+@pytest.mark.usefixtures("by_value")
+def test_asynchronous_fit_when_it_goes_on_then_has_the_table_of_its_folder_and_leaves_what_is_needed(frame, tmp_path):
+    tables, kept = tmp_path / "tables", str(tmp_path / "kept")
+    for epochs, workers in ((1, 2), (2, 2), (3, 1)):
+        fitted = estimator_of(
+            counting_model(str(tables)), mode="asynchronous", epochs=epochs, numWorkers=workers, checkpointPath=kept,
+            resume=True,
+        ).fit(frame)  # fmt: skip
+        np.testing.assert_array_equal(fitted.table("user").numpy(), -epochs * np.repeat(COUNTS[:, None], 4, axis=1))
+    needed = {
+        json.loads(json.loads(path.read_text())["body"])["facts"]["tables"]["name"]
+        for path in Path(kept).glob("*.json")
+    }
+    states = {name.rsplit(".", 4)[0] for name in os.listdir(tables) if ".result." not in name}
+    assert states == needed and needed

@@ -14,6 +14,7 @@ from elephant.errors import ProtocolError, warn_user
 from elephant.monitor.events import EpochPart, PeerReady, Peers, WorkerModel
 from elephant.net.addresses import Address
 from elephant.parameter_server.control_client import FetchedModel, ServerState
+from elephant.parameter_server.tables import TablesWanted
 
 
 @dataclass(eq=False)
@@ -178,13 +179,13 @@ class GossipDirectory:
             # What was told before may lack steps of the epoch, which count as trained from now on.
             self._worker_models = None
 
-    def fetch(self) -> FetchedModel:
+    def fetch(self, wanted: TablesWanted | None = None) -> FetchedModel:
         """Returns the mean of the weights: at the end of the fit, or at the end of the last epoch of all workers."""
         if self._final.share and self._is_over:
             return self._final.fetched()
         return self._ended_model or self._start
 
-    def keep(self) -> ServerState:
+    def keep(self, wanted: TablesWanted | None = None) -> ServerState:
         """Returns the mean at the end of the last epoch, from which the fit can go on.
 
         What faster workers had given to slower ones by then is in it too, and is trained once more.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import math
 import os
 import random
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -18,7 +19,7 @@ from elephant.backends import current
 from elephant.backends.keras_private import flat_layers
 from elephant.collective import api
 from elephant.errors import ConfigurationError, DataError, UnsupportedError
-from elephant.tables.rank_tables import LocalTables, RankTables, Tables
+from elephant.tables.rank_tables import LocalTables, Tables, ZeroTables
 from elephant.tables.stored import StoredTable, shape_of
 from elephant.tables.table import ROWS, RULES, TableSpec, initializer_of
 
@@ -201,7 +202,7 @@ class ShardedEmbedding(keras.layers.Layer):
         value = keras.ops.multiply(self._anchor, 1.0)
         return value if self.trainable else keras.ops.stop_gradient(value)
 
-    def divide(self, tables: RankTables | None, place: int = 0) -> None:
+    def divide(self, tables: Tables | None, place: int = 0) -> None:
         """Looks rows up in the tables of a fit from now on; None ends that, and leaves the table as it is drawn."""
         self._contents.tables, self._contents.arrays, self._contents.place = tables, {}, place
 
@@ -220,7 +221,7 @@ class ShardedEmbedding(keras.layers.Layer):
             UnsupportedError: The table is divided over ranks now.
             ConfigurationError: An array has another shape.
         """
-        if isinstance(self._contents.tables, RankTables):
+        if not isinstance(self._contents.tables, LocalTables | None):
             raise UnsupportedError(
                 f"{self.name}: expected no assignment to a ShardedEmbedding within a fit, whose workers have parts of "
                 "its table each. Received: one, as by a callback. Do it before the fit, or after it."
@@ -387,7 +388,7 @@ def rows_together(embeddings: Sequence[ShardedEmbedding], ids: Sequence[Any]) ->
     def push(anchor: np.ndarray, *arrays: np.ndarray) -> list[np.ndarray]:
         given, upstream = arrays[: len(embeddings)], arrays[len(embeddings) :]
         for tables, places in _by_tables(embeddings, learning):
-            if not isinstance(tables, RankTables) and api.current_collective().world_size > 1:
+            if isinstance(tables, LocalTables) and api.current_collective().world_size > 1:
                 name = embeddings[places[0]].name
                 raise UnsupportedError(
                     f"{name}: expected a ShardedEmbedding in a synchronous fit, which divides its table. Received: a "
@@ -485,6 +486,20 @@ def sharded_embeddings(model: keras.Model) -> list[ShardedEmbedding]:
     """Returns a model's layers of this kind, each once."""
     found = {id(layer): layer for layer in flat_layers(model) if isinstance(layer, ShardedEmbedding)}
     return list(found.values())
+
+
+@contextlib.contextmanager
+def rows_as_zeros(model: keras.Model) -> Iterator[None]:
+    """Has a model's tables give zeros for a ``with`` block: none is made for a mere look at what it computes."""
+    contents = [(layer, layer._contents) for layer in sharded_embeddings(model)]
+    for layer, _ in contents:
+        layer._contents = _Contents()
+        layer.divide(ZeroTables([layer.table_spec]))
+    try:
+        yield
+    finally:
+        for layer, own in contents:
+            layer._contents = own
 
 
 def table_variables(model: keras.Model) -> list[TableVariable]:

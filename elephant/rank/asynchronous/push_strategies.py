@@ -22,6 +22,7 @@ from elephant.rank.rank_progress import TrainingPosition
 
 if TYPE_CHECKING:
     from elephant.parameter_server.client import ParameterServerClient, Reply
+    from elephant.rank.asynchronous.worker_tables import WorkerTables
 
 
 class WorkerExchange(keras.callbacks.Callback, ABC):
@@ -84,6 +85,7 @@ class StepExchange(WorkerExchange):
     Args:
         rows_at: Returns the rows of this worker's step of a number, from zero.
         hook: Of a model whose step was traced before there were servers; None attaches one.
+        tables: The model's tables; None where it has none.
     """
 
     def __init__(
@@ -97,14 +99,16 @@ class StepExchange(WorkerExchange):
         num_servers: int,
         rows_at: Callable[[int], int],
         hook: PushHook | None = None,
+        tables: WorkerTables | None = None,
     ) -> None:
         super().__init__(position)
         self._servers = servers
         self._layout = layout
+        self._tables = tables
         self._rows_at = rows_at
         clip = without_clipping(translate(model.optimizer, layout))[1] if num_servers > 1 else None
         clipping = None if clip is None else clipping_of(clip, layout)
-        self._pusher = GradientPusher(servers, layout, background=background, clipping=clipping)
+        self._pusher = GradientPusher(servers, layout, background=background, clipping=clipping, tables=tables)
         hook = hook or attach_exchange(None, model)
         hook.pusher = self._pusher
 
@@ -118,10 +122,12 @@ class StepExchange(WorkerExchange):
 
     @property
     def error(self) -> BaseException | None:
-        return self._pusher.error
+        return self._pusher.error or (None if self._tables is None else self._tables.error)
 
     def begin(self) -> None:
         self._pusher.error = None
+        if self._tables is not None:
+            self._tables.begin()
         write_weights(self.model, self._layout, self._pusher.pull())
         self.stop = self._pusher.stop
 

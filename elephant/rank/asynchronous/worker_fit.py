@@ -7,6 +7,7 @@ of batches follows from the fit's seed, so that no row is left out and none coun
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 from collections.abc import Sequence
@@ -35,6 +36,7 @@ from elephant.rank.asynchronous.push_strategies import (
     check_local_optimizers,
 )
 from elephant.rank.asynchronous.round_checks import check_rounds, try_losses_out
+from elephant.rank.asynchronous.worker_tables import tables_of_servers
 from elephant.rank.callbacks.rank_callbacks import CallbackOrder, StepProgress, in_order
 from elephant.rank.input.feed import BatchFeed
 from elephant.rank.input.preprocessed_shard import prepared_rows
@@ -99,11 +101,8 @@ def train_worker(
             )
         servers.close(finished=True)
         return
-    worker = _Worker(job, shard, plan, rank_info, servers, reporter, traced_step)
-    try:
+    with contextlib.closing(_Worker(job, shard, plan, rank_info, servers, reporter, traced_step)) as worker:
         worker.train()
-    finally:
-        worker.close()
 
 
 class _Worker:
@@ -140,6 +139,7 @@ class _Worker:
         # A step that meets a restarted server raises, and is taken again.
         current().keep_state(self._model)
         hook = None if traced_step is None else traced_step.hook
+        self._closing = contextlib.ExitStack()
         self._exchange = self._exchange_for(servers, rank_info, reporter, hook)
         own = list(job.callbacks)
         progress = StepProgress(reporter, partition, self._feed, self._exchange)
@@ -196,6 +196,7 @@ class _Worker:
                 num_servers=len(rank_info.servers),
                 rows_at=functools.partial(self._plan.rows_at, rank_info.rank),
                 hook=hook,
+                tables=self._closing.enter_context(tables_of_servers(self._model, servers, len(rank_info.servers))),
             )
         return WindowExchange(servers, layout, config, self._position)
 
@@ -251,3 +252,4 @@ class _Worker:
 
     def close(self) -> None:
         self._exchange.close()
+        self._closing.close()

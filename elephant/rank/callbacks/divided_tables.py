@@ -17,7 +17,7 @@ from elephant.net.stream import Listener
 from elephant.rank.callbacks.rank_callbacks import any_rank
 from elephant.storage.folder import folder_at
 from elephant.tables.rank_tables import RankTables, Tables
-from elephant.tables.stored import TablePlace, writing_to
+from elephant.tables.stored import TablePlace, TablePlaces, writing_to
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,7 @@ class FitTables:
         self.rank_tables: RankTables | None = None
         self._embeddings = embeddings
         self._communicator = communicator
-        self._fit_name = fit_name
-
-    @property
-    def urls(self) -> list[str]:
-        """Folders to which ranks write tables."""
-        return sorted({layer.path_of_table for layer in self._embeddings if layer.path_of_table is not None})
+        self._places = TablePlaces(paths=[layer.path_of_table for layer in embeddings], fit_name=fit_name)
 
     def require_folders(self) -> None:
         """Has all ranks write to the folders, and see what the others have written; before any step.
@@ -78,8 +73,8 @@ class FitTables:
             CheckpointError: A folder cannot be written to, or is another one on another rank.
         """
         communicator = self._communicator
-        names = [f"{self._fit_name}.begin.{rank}" for rank in range(communicator.world_size)]
-        for url in self.urls:
+        names = [f"{self._places.name_of('begin')}.{rank}" for rank in range(communicator.world_size)]
+        for url in self._places.urls:
             folder, own = folder_at(url), names[communicator.rank]
             try:
                 with writing_to(url):
@@ -110,35 +105,46 @@ class FitTables:
         Raises:
             CheckpointError: The folder cannot be written to.
         """
-        if not self.urls:
+        if not self._places.urls:
             yield {}
             return
-        name = f"{self._fit_name}.{state}"
         with contextlib.ExitStack() as stack:
             here = True
-            for tables, places in self._placed(name):
+            for tables, places in self._placed(state):
                 stack.enter_context(tables.stored_at(places))
                 here = here and all(tables.is_finite(table) for table, place in enumerate(places) if place is not None)
-            is_finite = not any_rank(not here, self._communicator)
-            yield {"tables": {"name": name, "urls": self.urls, "finite": is_finite}}
+            yield self._places.facts_of(state, are_finite=not any_rank(not here, self._communicator))
 
     @contextlib.contextmanager
     def left_out(self) -> Iterator[None]:
         """Has what reads the model get references to nothing in the place of tables that have a path."""
         with contextlib.ExitStack() as stack:
-            for tables, places in self._placed(f"{self._fit_name}.while-it-trains"):
+            for tables, places in self._placed("while-it-trains"):
                 stack.enter_context(tables.left_out(places))
             yield
 
-    def _placed(self, name: str) -> list[tuple[Tables, list[TablePlace | None]]]:
+    def _placed(self, state: str) -> list[tuple[Tables, list[TablePlace | None]]]:
         """Returns the tables, with where those of a state are written; None for those that are not."""
-        places = [
-            None if layer.path_of_table is None else TablePlace(url=layer.path_of_table, state=f"{name}.{number}")
-            for number, layer in enumerate(self._embeddings)
-        ]
+        places = self._places.of(state)
         if self.rank_tables is not None:
             return [(self.rank_tables, places)]
         return [(layer.tables, [place]) for layer, place in zip(self._embeddings, places, strict=True)]
+
+
+def trainable_tables(model: keras.Model) -> list[ShardedEmbedding]:
+    """Returns a model's layers whose tables a fit divides.
+
+    Raises:
+        ConfigurationError: The model's optimizer scales the loss.
+    """
+    layers = sharded_embeddings(model)
+    if layers and isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
+        raise ConfigurationError(
+            f"{layers[0].name}: expected an optimizer that does not scale the loss, because gradients of a "
+            "ShardedEmbedding do not pass through it. Received: a LossScaleOptimizer, as of mixed_float16. Use "
+            "mixed_bfloat16 or float32."
+        )
+    return layers
 
 
 @contextlib.contextmanager
@@ -152,13 +158,7 @@ def divided_tables(
     Raises:
         ConfigurationError: The model's optimizer scales the loss.
     """
-    layers = sharded_embeddings(model)
-    if layers and isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
-        raise ConfigurationError(
-            f"{layers[0].name}: expected an optimizer that does not scale the loss, because gradients of a "
-            "ShardedEmbedding do not pass through it. Received: a LossScaleOptimizer, as of mixed_float16. Use "
-            "mixed_bfloat16 or float32."
-        )
+    layers = trainable_tables(model)
     fit_name = communicator.broadcast_object(secrets.token_hex(6)) if layers else ""
     fit_tables = FitTables(layers, communicator, fit_name)
     fit_tables.require_folders()
