@@ -5,6 +5,7 @@
     python benchmarks/embedding_tables.py              # 26 tables of 100,000 x 16, two workers, 1,024 rows each
     python benchmarks/embedding_tables.py --tables 4 --rows 10000 --steps 6
     python benchmarks/embedding_tables.py --separate   # an elephant.ShardedEmbedding for each table
+    python benchmarks/embedding_tables.py --asynchronous  # parameter servers have the tables
 
 Clicks are generated: ids by Zipf's law, as those of users and items are. Prints two lines of JSON. Seconds: a step of
 plain Keras, with dense Adam in one process that has all cores and the rows of all workers, over a step of two workers
@@ -12,6 +13,9 @@ with `elephant.ShardedEmbeddings`, the layer for many tables, and lazy Adam; bes
 workers with the layer of Keras. Bytes: those of ids, rows and gradients that a rank sends to others in a step, over
 those of the slices that a rank with Keras' layer sends to each other one: a number of eight bytes and a row for each id
 of its batch. Medians of seconds are over epochs.
+
+With ``--asynchronous`` it prints one line: the seconds alone, of workers at their own pace on Spark, two servers beside
+the driver; a step of plain Keras, which has the rows of all workers, over one of a worker.
 """
 
 from __future__ import annotations
@@ -134,6 +138,49 @@ def fitted(options: argparse.Namespace, kind: str) -> list[dict[str, Any]]:
         return [json.loads(path.read_text()) for path in Path(folder).iterdir()]
 
 
+def step_times(folder: str) -> Any:
+    """Returns a callback of workers that writes down when each of their steps has ended."""
+    import keras
+
+    class StepTimes(keras.callbacks.Callback):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ends: list[float] = []
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.ends.append(time.monotonic())
+            (Path(folder) / f"{os.getpid()}.json").write_text(json.dumps(self.ends))
+
+    return StepTimes()
+
+
+def asynchronous_step_s(options: argparse.Namespace) -> float:
+    """Returns the median of a step's seconds, of the slowest of the workers of an asynchronous fit on Spark."""
+    from elephant import KerasEstimator
+    from elephant.cluster.local import local_session
+
+    x, y = clicks(options)
+    spark = local_session(options.workers)
+    try:
+        rows = [(features.tolist(), float(label)) for features, label in zip(x, y, strict=True)]
+        frame = spark.createDataFrame(rows, "features array<float>, label float").repartition(options.workers)
+        with tempfile.TemporaryDirectory(prefix="embedding-tables-") as folder:
+            KerasEstimator(
+                ranking_model(options, "sharded"),
+                mode="asynchronous",
+                parameterServers=2,
+                numWorkers=options.workers,
+                batchSize=options.batch,
+                epochs=options.epochs,
+                callbacks=[step_times(folder)],
+                verbose=0,
+            ).fit(frame)
+            ends = [json.loads(path.read_text()) for path in Path(folder).iterdir()]
+    finally:
+        spark.stop()
+    return max(statistics.median(np.diff(one[options.steps :]).tolist()) for one in ends)
+
+
 def plain(options: argparse.Namespace) -> list[float]:
     """Returns seconds of epochs of plain Keras, in this process, with the rows of all workers in each step."""
     model, (x, y), seconds = ranking_model(options, "plain"), clicks(options), []
@@ -162,6 +209,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=6, help="the first one does not count (6)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--separate", action="store_true", help="a layer for each table, each with a lookup of its own")
+    parser.add_argument("--asynchronous", action="store_true", help="tables at parameter servers")
     parser.add_argument("--plain", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.plain:
@@ -170,9 +218,23 @@ def main() -> None:
     # Keras' process is done, and its memory free, when the workers begin.
     command = [sys.executable, __file__, *sys.argv[1:], "--plain"]
     of_keras = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
-    sharded, slices = fitted(options, "sharded"), fitted(options, "slices")
-    names = ("workers", "tables", "rows", "width", "batch", "steps", "epochs", "separate")
+    names = ("workers", "tables", "rows", "width", "batch", "steps", "epochs", "separate", "asynchronous")
     case = {name: getattr(options, name) for name in names}
+    if options.asynchronous:
+        plain_s, step_s = step_of(of_keras, options.steps), asynchronous_step_s(options)
+        report(
+            Measurement(
+                measure="embedding_tables_seconds",
+                case=case,
+                ratio=plain_s / step_s,
+                target=_TARGETS["seconds"],
+                at_least=True,
+                medians={"keras_step_s": plain_s, "sharded_step_s": step_s},
+                repetitions=options.epochs - 1,
+            )
+        )
+        return
+    sharded, slices = fitted(options, "sharded"), fitted(options, "slices")
     step_s = max(step_of(rank["seconds"], options.steps) for rank in sharded)
     plain_s = step_of(of_keras, options.steps)
     steps = options.steps * options.epochs
