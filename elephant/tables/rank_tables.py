@@ -11,7 +11,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -43,7 +43,6 @@ from elephant.tables.stack import (
 from elephant.tables.stored import OpenedTable, StoredTable, TablePlace
 from elephant.tables.table import ROWS, Slot, TablePart, TableSpec
 
-Result = TypeVar("Result")
 # Of one message.
 _MOST_BYTES = 1 << 26
 
@@ -57,12 +56,14 @@ class Tables(ABC):
 
     Attributes:
         updates_before_lookups: Whether the gradients of a step are applied when the next one begins to look up.
+        error: The first error of a step, which a framework may replace by one of its own.
     """
 
     updates_before_lookups = True
 
     def __init__(self, specs: Sequence[TableSpec], stacks: Sequence[Stack]) -> None:
         self.specs = list(specs)
+        self.error: BaseException | None = None
         self._stacks = list(stacks)
         self._pushed: set[int] = set()
         self._gradients: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in self._stacks]
@@ -123,6 +124,15 @@ class Tables(ABC):
         """Returns whether the part of a table that is here has neither NaN nor infinity."""
         with self._using:
             return self._part_here(table).is_finite
+
+    @contextlib.contextmanager
+    def noting_error(self) -> Iterator[None]:
+        """Notes the error of a part of a step."""
+        try:
+            yield
+        except BaseException as error:
+            self.error = self.error or error
+            raise
 
     @contextlib.contextmanager
     def stored_at(self, places: Sequence[TablePlace | None]) -> Iterator[None]:
@@ -314,7 +324,6 @@ class RankTables(Tables):
     Attributes:
         waited_s: Seconds so far in which lookups waited for rows, and for other ranks' gradients.
         share: This rank's part of all rows of the step under way; None out of a step, where gradients are nobody's.
-        error: The first error of a call, which a framework may replace by one of its own.
     """
 
     def __init__(
@@ -338,7 +347,6 @@ class RankTables(Tables):
         self._sent = 0
         self.waited_s = 0.0
         self.share: Callable[[], float | None] = lambda: None
-        self.error: Exception | None = None
         self._server = PartServer(stack_parts, world_size, listener, token=token, run_id=run_id, wait_s=wait_s)
 
     @property
@@ -368,7 +376,8 @@ class RankTables(Tables):
         with self._using:
             began = time.monotonic()
             try:
-                return self._noting(lambda: Tables.look_up(self, wanted))
+                with self.noting_error():
+                    return super().look_up(wanted)
             finally:
                 self.waited_s += time.monotonic() - began
 
@@ -381,7 +390,8 @@ class RankTables(Tables):
             super().push([(table, ids[:end], one[:end] * np.float32(share)) for table, ids, one in given])
 
     def flush(self) -> None:
-        self._noting(lambda: Tables.flush(self))
+        with self.noting_error():
+            super().flush()
 
     def leave(self) -> None:
         """Waits until no rank needs the others any more; where a fit ends well."""
@@ -395,13 +405,6 @@ class RankTables(Tables):
         for stream in self._streams.values():
             stream.close()
         self._server.close()
-
-    def _noting(self, call: Callable[[], Result]) -> Result:
-        try:
-            return call()
-        except Exception as error:
-            self.error = self.error or error
-            raise
 
     def _rows_of(self, numbers: Sequence[np.ndarray], contribution: TableContribution | None) -> list[np.ndarray]:
         cuts = [cuts_of(own, self._world_size) for own in numbers]

@@ -172,10 +172,11 @@ def test_fit_when_it_validates_on_one_rank_alone_then_no_rank_waits_for_another(
     assert largest_difference(trained(recordings[0]), reference(sharded(), rows)) < 1e-5
 
 
-def test_fit_when_an_id_is_none_of_the_table_then_says_so(rank_pool):
+@pytest.mark.parametrize("sizes", [(17, 14), (31,)])
+def test_fit_when_an_id_is_none_of_the_table_then_the_error_is_that_and_not_the_frameworks(rank_pool, sizes):
     columns = {**DATA, "features": np.where(np.arange(31)[:, None] == 20, 99.0, DATA["features"]).astype("float32")}
-    with pytest.raises(Exception, match=r"user: expected ids from 0 to 29\. Received: 99"):
-        rank_pool.fit(job_for(model_of(sharded()), epochs=1, batch_size=BATCH), split(columns, (17, 14)))
+    with pytest.raises(Exception, match=r"rank \d: \('DataError', 'user: expected ids from 0 to 29\. Received: 99"):
+        rank_pool.fit(job_for(model_of(sharded()), epochs=1, batch_size=BATCH), split(columns, sizes))
 
 
 WAYS = [

@@ -134,6 +134,16 @@ def test_table_when_the_loss_is_scaled_then_is_refused(rank_pool):
             fit.pool.result(0)
 
 
+def test_fit_when_an_id_is_none_of_the_table_then_the_error_is_that_and_not_the_frameworks(rank_pool):
+    columns = {**DATA, "features": np.where(np.arange(31)[:, None] == 20, 99.0, DATA["features"]).astype("float32")}
+    with AsynchronousFit(
+        rank_pool, job_for(model_of(sharded()), mode="asynchronous", batch_size=BATCH), [columns]
+    ) as fit:
+        fit.begin(0)
+        with pytest.raises(WorkerError, match=r"^DataError: user: expected ids from 0 to 29\. Received: 99"):
+            fit.pool.result(0)
+
+
 @pytest.mark.usefixtures("by_value")
 def test_worker_when_its_model_has_another_table_than_the_drivers_then_it_is_an_error(rank_pool):
     job = job_for(model_of(sharded()), mode="asynchronous", epochs=1, batch_size=BATCH)

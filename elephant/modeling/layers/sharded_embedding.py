@@ -377,10 +377,11 @@ def rows_together(embeddings: Sequence[ShardedEmbedding], ids: Sequence[Any]) ->
     learning = [place for place, embedding in enumerate(embeddings) if embedding.trainable]
 
     def look_up(anchor: np.ndarray, *arrays: np.ndarray) -> list[np.ndarray]:
-        known = [embedding.known(np.asarray(one)) for embedding, one in zip(embeddings, arrays, strict=True)]
         rows: list[Any] = [None] * len(embeddings)
         for tables, places in _by_tables(embeddings, range(len(embeddings))):
-            found = tables.look_up([(embeddings[place].place, known[place].rows) for place in places])
+            with tables.noting_error():
+                known = {place: embeddings[place].known(np.asarray(arrays[place])) for place in places}
+                found = tables.look_up([(embeddings[place].place, known[place].rows) for place in places])
             for place, values in zip(places, found, strict=True):
                 rows[place] = known[place].combined(values, embeddings[place].combiner)
         return rows

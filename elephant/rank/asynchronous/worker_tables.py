@@ -28,9 +28,6 @@ class WorkerTables(Tables):
     Args:
         servers: They have the rows.
         num_servers: How many there are.
-
-    Attributes:
-        error: The first error of a lookup, which a framework may replace by one of its own.
     """
 
     updates_before_lookups = False
@@ -38,7 +35,6 @@ class WorkerTables(Tables):
     def __init__(self, servers: ParameterServerClient, num_servers: int) -> None:
         super().__init__(servers.table_specs, stacks_of(servers.table_specs, num_servers))
         self._servers = servers
-        self.error: BaseException | None = None
 
     def begin(self) -> None:
         """Forgets what was not pushed."""
@@ -54,11 +50,7 @@ class WorkerTables(Tables):
         """Does nothing: what waits goes with the push of the step."""
 
     def _rows_of(self, numbers: Sequence[np.ndarray], contribution: TableContribution | None) -> list[np.ndarray]:
-        try:
-            return self._servers.look_up(numbers)
-        except BaseException as error:
-            self.error = self.error or error
-            raise
+        return self._servers.look_up(numbers)
 
     def _update(self, contribution: TableContribution) -> None:
         raise NotImplementedError("a contribution goes with the push of its step")

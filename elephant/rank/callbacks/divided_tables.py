@@ -163,7 +163,8 @@ def divided_tables(
     fit_tables = FitTables(layers, communicator, fit_name)
     fit_tables.require_folders()
     if not layers or communicator.world_size == 1 or endpoint is None:
-        yield fit_tables
+        with _own_errors(layers):
+            yield fit_tables
         return
     # A function that builds the model may have drawn another one on each rank.
     seeds = communicator.broadcast_object([layer.seed for layer in layers])
@@ -182,14 +183,24 @@ def divided_tables(
         for place, layer in enumerate(layers):
             layer.divide(tables, place)
         fit_tables.rank_tables = tables
-        yield fit_tables
-        tables.leave()
-    except Exception as error:
-        # A framework may raise an error of its own in the place of the one of a call.
-        if tables.error is not None and tables.error is not error:
-            raise tables.error from error
-        raise
+        with _own_errors(layers):
+            yield fit_tables
+            tables.leave()
     finally:
         for layer in layers:
             layer.divide(None)
         tables.close()
+
+
+@contextlib.contextmanager
+def _own_errors(layers: Sequence[ShardedEmbedding]) -> Iterator[None]:
+    """Raises the error of a table, where the framework has put one of its own in its place."""
+    for layer in layers:
+        layer.tables.error = None
+    try:
+        yield
+    except Exception as error:
+        found = next((layer.tables.error for layer in layers if layer.tables.error is not None), None)
+        if found is not None and found is not error:
+            raise found from error
+        raise
