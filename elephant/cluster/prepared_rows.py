@@ -101,8 +101,8 @@ class RowsOnDisk:
     def of(self, form: Form, frame: DataFrame) -> DataFrame:
         """Returns a frame with the rows of the given one, which are read now where no one has asked for them before.
 
-        Where they cannot be kept, the user is warned, and the frame comes back as it is. What was kept is released then,
-        but for rows as they were read where those that a function makes of them are too many, or it fails.
+        Where they cannot be kept, the user is warned, and the frame comes back as it is. All that was kept is released
+        then; where a function has failed, or there is no room for what it makes, that alone is not kept.
 
         Raises:
             JobCancelledError: Somebody cancelled the job that reads them.
@@ -140,7 +140,7 @@ class RowsOnDisk:
         return frame
 
     def row_schemas(self, preprocessing: bytes) -> set[str]:
-        """Returns what executors have said of the rows that a function has made, which is the same of all in the end.
+        """Returns the schemas that partitions have told of what a function has made of their rows: one where all agree.
 
         Args:
             preprocessing: The function's key.
@@ -227,10 +227,8 @@ def _read(frame: DataFrame, form: Form) -> set[str]:
     def action() -> list[Any]:
         if not is_preprocessed:
             return [frame.count()]
-        return [
-            bytes(row[ROW_SCHEMA]).decode()
-            for row in frame.select(ROW_SCHEMA).where(frame[ROW_SCHEMA].isNotNull()).collect()
-        ]
+        told = frame.select(ROW_SCHEMA).where(frame[ROW_SCHEMA].isNotNull())
+        return [bytes(row[ROW_SCHEMA]).decode() for row in told.collect()]
 
     with described(session, f"{'preprocessed ' * is_preprocessed}rows for several fits"):
         job = SparkJob(session, f"elephant-rows-{secrets.token_hex(8)}", action)

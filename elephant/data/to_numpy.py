@@ -170,12 +170,11 @@ def _raw_elements(column: pa.Array, dtype: str, inner: Shape) -> tuple[np.ndarra
 
 
 def _sparse(column: pa.Array, field: Field, rows: _Rows, known: Shape | None) -> tuple[RaggedArray, Shape]:
-    """Returns Spark's vectors, which are structs of type (1 is dense), size, indices and values; or those of raw bytes."""
+    """Returns vectors: Spark's, which are structs of type (1 is dense), size, indices and values, or raw bytes."""
     if column.type.num_fields == 2:
-        offsets, places = _raw_elements(column.field("indices"), "int32", ())
-        return RaggedArray(offsets, (places, _raw_elements(column.field("values"), field.dtype, ())[1])), (
-            field.width or 0,
-        )
+        offsets, indices = _raw_elements(column.field("indices"), "int32", ())
+        _, values = _raw_elements(column.field("values"), field.dtype, ())
+        return RaggedArray(offsets, (indices, values)), (field.width or 0,)
     kinds, sizes, indices, values = (column.field(name) for name in ("type", "size", "indices", "values"))
     is_dense = from_arrow(kinds) == 1
     lengths = _lengths(values)

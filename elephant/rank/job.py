@@ -43,9 +43,9 @@ class BatchFunctions:
     """The user's functions on batches, which run on the workers.
 
     Args:
-        preprocess: From a batch, a dictionary of columns, to what the model takes; None takes columns as they are, or as
-            it has made them for several fits. It runs once and its result is kept, or for every batch where it takes a
-            random generator.
+        preprocess: From a batch, a dictionary of columns, to what the model takes; None takes columns as they are. It
+            runs once and its result is kept, or for every batch where it takes a random generator. None as well where
+            it has run before the fit, for several fits.
         augment: From a batch and a random generator to a batch, for every training batch of every epoch; or None.
         target_schema: What preprocess is to make of the columns, as far as it is known before it has run.
     """

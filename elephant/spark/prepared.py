@@ -123,32 +123,31 @@ def as_asked(rows: RowSource, schema: DataSchema, config: FitConfig) -> RowSourc
 def _preprocessed(
     data: TrainingData, function: Callable[..., Any], spec: ModelSpec, config: FitConfig
 ) -> TrainingData | None:
-    """Returns what a function makes of rows that executors keep, which keep that too; None where they cannot."""
+    """Returns the rows that a function makes of those that executors keep, and that they keep too; None if they cannot."""
     source, target_schema = data.source, data.target_schema
     if not isinstance(source, PreparedRows) or target_schema is None:
         return None
-    stored = (source.stored_rows or source).schema or data.schema
+    # What it makes depends neither on the rows for validation nor on the classes that the loss tells apart.
+    labels = tuple(replace(label, num_classes=None) for label in target_schema.labels)
+    wanted = replace(target_schema, labels=labels, validation=None)
     names = [input_info.name for input_info in spec.info.inputs]
     task = PreprocessingTask(
-        function=PackedFunction.of(function, target_schema, names),
-        schema=stored,
+        function=PackedFunction.of(function, wanted, names),
+        schema=(source.stored_rows or source).schema or data.schema,
         settings=pickled(spec.settings, "Keras' settings"),
         backend=spec.settings.backend,
         batch_size=config.rank_batch_size,
         warm=warm_workers(source.session, config),
     )
-    content = pickled((function, target_schema, names, spec.settings), _FUNCTION, dumps=_comparable)
-    applied = functools.partial(_frame_of, task)
-    source = replace(source, function=RowFunction(key=hashlib.sha256(content).digest(), applied=applied))
+    content = pickled((function, wanted, names, spec.settings), _FUNCTION, dumps=_comparable)
+    made = RowFunction(key=hashlib.sha256(content).digest(), applied=functools.partial(_frame_of, task))
+    source = replace(source, function=made)
     as_asked(source, data.schema, config)
-    schemas = [schema_from_text(text, target_schema) for text in source.on_disk.row_schemas(source.function.key)]
+    schemas = [schema_from_text(text, target_schema) for text in source.on_disk.row_schemas(made.key)]
     # Where partitions disagree, the fit says which.
     if len(schemas) != 1 or not _can_be_sent(schemas[0], source.session):
         return None
-    # What a function makes of labels is its own.
-    labels = tuple(replace(label, num_classes=None) for label in schemas[0].labels)
-    schema = replace(schemas[0], labels=labels)
-    return TrainingData(lambda _: source, schema, target_schema, is_preprocessed=True)
+    return TrainingData(lambda _: source, schemas[0], target_schema, is_preprocessed=True)
 
 
 def _frame_of(task: PreprocessingTask, frame: DataFrame) -> DataFrame:
@@ -169,14 +168,22 @@ def _can_be_sent(schema: DataSchema, session: SparkSession) -> bool:
     row_bytes = sum(
         (field.width or 0) * np.dtype(field.dtype).itemsize for field in schema.batch_fields if field.is_fixed
     )
-    rows = int(session.conf.get(_BATCH_ROWS, "10000") or 0)
-    if session.conf.get(_BATCH_BYTES, None) is not None or 0 < rows <= _MOST_BYTES // max(row_bytes, 1):
+    rows = int(session.conf.get(_BATCH_ROWS) or 0)
+    if 0 < rows * row_bytes <= _MOST_BYTES or _limits_bytes(session):
         return True
     warn_user(
         f"The preprocessed rows could not be kept on the executors, and each fit preprocesses them again: Spark sends "
-        f"{rows:,} rows of {row_bytes:,} bytes at once. Set {_BATCH_ROWS} to {max(_MOST_BYTES // row_bytes, 1)} or less."
+        f"{rows:,} rows of {row_bytes:,} bytes at once. Set {_BATCH_ROWS}={max(_MOST_BYTES // row_bytes, 1)}."
     )
     return False
+
+
+def _limits_bytes(session: SparkSession) -> bool:
+    # Not every Spark knows the setting, and only without a default of the caller's it tells its own.
+    try:
+        return bool(session.conf.get(_BATCH_BYTES))
+    except Exception:
+        return False
 
 
 class _Comparable(cloudpickle.CloudPickler):

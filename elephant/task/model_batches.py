@@ -144,7 +144,7 @@ class CheckedRows:
         return values
 
     def for_model(self, values: tuple[Values, ...]) -> tuple[DataSchema, tuple[Values, ...]]:
-        """Returns what the model gets for some values, and the schema of that."""
+        """Returns the model's input made of some values, and its schema before it."""
         if self._function is None:
             return self._schema, values
         from elephant.rank.input.preprocessing import PREPARE, generator
@@ -267,7 +267,7 @@ class PreprocessingTask:
 def preprocessed_batches(
     task: PreprocessingTask, column: str, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Yields what a function makes of one partition's rows, as raw bytes; ``mapInArrow`` runs it.
+    """Yields the rows that a function makes of one partition's, as raw bytes; ``mapInArrow`` runs it.
 
     Args:
         column: Name of one more column, which has the schema of what was made in the first row of all.
@@ -280,7 +280,7 @@ def preprocessed_batches(
 
 
 def preprocessed_columns(task: PreprocessingTask, chunks: Iterable[Sequence[pa.Array]]) -> Iterator[list[pa.Array]]:
-    """Yields the columns of what a function makes of each chunk; the process that has Keras runs it."""
+    """Yields the columns that a function makes of each chunk, as raw bytes; the process that has Keras runs it."""
     from elephant.rank.input.preprocessing import schema_text
 
     with task_environment(task.backend):
