@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import io
+import re
 import threading
 import weakref
 import zipfile
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _FUNCTION = "preprocessing: the function"
+# Names of inputs that have none of the user's: Keras counts them on from model to model.
+_UNNAMED = re.compile(r"keras_tensor(_\d+)?")
 # Part of a layer that Keras has saved, which has the time.
 _SAVED_WHEN = "metadata.json"
 # Since Spark 4.1 a message of rows has a limit in bytes; before, in rows alone.
@@ -123,7 +126,7 @@ def as_asked(rows: RowSource, schema: DataSchema, config: FitConfig) -> RowSourc
 def _preprocessed(
     data: TrainingData, function: Callable[..., Any], spec: ModelSpec, config: FitConfig
 ) -> TrainingData | None:
-    """Returns the rows that a function makes of those that executors keep, and that they keep too; None if they cannot."""
+    """Returns the rows that a function makes of those that executors keep, who keep these too; None if they cannot."""
     source, target_schema = data.source, data.target_schema
     if not isinstance(source, PreparedRows) or target_schema is None:
         return None
@@ -139,7 +142,8 @@ def _preprocessed(
         batch_size=config.rank_batch_size,
         warm=warm_workers(source.session, config),
     )
-    content = pickled((function, wanted, names, spec.settings), _FUNCTION, dumps=_comparable)
+    told = [str(place) if _UNNAMED.fullmatch(name) else name for place, name in enumerate(names)]
+    content = pickled((function, wanted, told, spec.settings), _FUNCTION, dumps=_comparable)
     made = RowFunction(key=hashlib.sha256(content).digest(), applied=functools.partial(_frame_of, task))
     source = replace(source, function=made)
     as_asked(source, data.schema, config)

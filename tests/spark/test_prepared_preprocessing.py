@@ -222,7 +222,7 @@ def odd_model():
 
 
 @pytest.mark.slow("two fits of a model with strings")
-def test_fit_when_the_function_makes_columns_of_all_kinds_then_has_the_same_bits(spark):
+def test_fit_when_the_function_makes_columns_of_all_kinds_then_has_the_same_bits(spark, by_value):
     frame = partitioned_frame(
         spark, [[(float(number), 0, 1.0) for number in range(start, start + 11)] for start in (0, 11)],
         "number double, label int, weight double",
