@@ -164,7 +164,8 @@ class RowsOnDisk:
 
     def _let_all_go(self) -> bool:
         frames, self._frames, self.is_released = self._frames, [], True
-        for _, frame in frames:
+        # Spark plans what was made of others anew, where those go first.
+        for _, frame in reversed(frames):
             _let_go(frame)
         return bool(frames)
 

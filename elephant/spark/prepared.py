@@ -143,7 +143,7 @@ def _preprocessed(
         warm=warm_workers(source.session, config),
     )
     told = [str(place) if _UNNAMED.fullmatch(name) else name for place, name in enumerate(names)]
-    content = pickled((function, wanted, told, spec.settings), _FUNCTION, dumps=_comparable)
+    content = pickled((function, task.schema, wanted, told, spec.settings), _FUNCTION, dumps=_comparable)
     made = RowFunction(key=hashlib.sha256(content).digest(), applied=functools.partial(_frame_of, task))
     source = replace(source, function=made)
     as_asked(source, data.schema, config)

@@ -12,9 +12,11 @@ from spark_frames import partitioned_frame
 
 import elephant
 from elephant import KerasEstimator
-from elephant.errors import WorkerFailure
+from elephant.errors import ClusterError, WorkerFailure
+from elephant.spark import fit
+from elephant.storage.filesystem import NO_ROOM
 
-pytestmark = pytest.mark.usefixtures("empty_cache")
+pytestmark = pytest.mark.usefixtures("empty_cache", "by_value")
 
 RATES = (0.01, 0.03)
 
@@ -34,31 +36,30 @@ class CountedFunctions:
         """How many rows the functions were given, in all calls."""
         return sum(int(name.split("-")[0]) for name in os.listdir(self._folder))
 
-    def scaled(self, factor=2.0):
-        """Returns a function that multiplies the features."""
+    def counted(self, function):
+        """Returns a function that marks each call."""
         folder = self._folder
 
-        def scale(batch):
-            rows = batch["features"]
-            open(os.path.join(folder, f"{len(rows)}-{uuid.uuid4()}"), "w").close()
-            return {"features": rows * factor}
+        def call(batch, *rng):
+            rows = len(next(iter(batch.values())))
+            open(os.path.join(folder, f"{rows}-{uuid.uuid4()}"), "w").close()
+            return function(batch, *rng)
 
-        return scale
+        # Whether it takes random numbers is asked of its signature.
+        call.__wrapped__ = function
+        return call
 
-    def failing(self):
-        """Returns a function that refuses all rows."""
-        called = self.scaled()
+    def scaled(self, factor=2.0):
+        """Returns a function that multiplies the features."""
+        return self.counted(lambda batch: {"features": batch["features"] * factor})
 
-        def fail(batch):
-            called(batch)
-            raise ValueError("no rows for me")
 
-        return fail
+def refusing(batch):
+    raise ValueError("no rows for me")
 
-    def drawing(self):
-        """Returns a function that draws random numbers."""
-        called = self.scaled()
-        return lambda batch, rng: {"features": called(batch)["features"] * rng.uniform(0.5, 1.5)}
+
+def drawing(batch, rng):
+    return {"features": batch["features"] * rng.uniform(0.5, 1.5)}
 
 
 def estimator_of(preprocessing, **options):
@@ -106,15 +107,12 @@ def test_fits_when_rows_are_prepared_then_each_row_is_preprocessed_once_and_each
         assert functions.rows == total
         # Another function begins with the rows as they were read.
         other = estimator_of(functions.scaled(3.0)).fit(rows)
-        estimator_of(functions.scaled(3.0), batchSize=8).fit(rows)
         assert functions.rows == 2 * total
     assert_equal_one_process(other, source, 0.01, factor=3.0)
     assert (np.array(source.reads) - reads == 1).all()
-    # Afterwards it is a frame as any other.
-    estimator_of(functions.scaled(), epochs=1).fit(rows)
-    assert functions.rows == 3 * total
 
 
+@pytest.mark.slow("four fits; the block of three counts calls")
 def test_fits_of_a_list_when_all_are_done_then_rows_were_preprocessed_once_and_have_the_same_bits(source, functions):
     estimator = estimator_of(functions.scaled(), validationFraction=0.2, shuffle=True)
     fits = estimator.fit(source.frame, [{estimator.seed: seed} for seed in (1, 2)])
@@ -123,7 +121,7 @@ def test_fits_of_a_list_when_all_are_done_then_rows_were_preprocessed_once_and_h
         assert_same_bits(fitted, estimator.fit(source.frame, {estimator.seed: seed}))
 
 
-@pytest.mark.slow("seven fits; the list of two counts calls")
+@pytest.mark.slow("seven fits; the block of three counts calls")
 def test_search_when_there_are_folds_then_rows_are_preprocessed_once_for_all_of_them_and_the_last_fit(
     source, functions
 ):
@@ -136,7 +134,7 @@ def test_search_when_there_are_folds_then_rows_are_preprocessed_once_for_all_of_
     assert_same_bits(found.best, again)
 
 
-@pytest.mark.slow("five fits of two modes; the list of two counts calls")
+@pytest.mark.slow("five fits of two modes; the block of three counts calls")
 def test_fits_when_modes_and_validation_differ_then_each_row_is_preprocessed_once_in_each_partitioning(
     source, functions
 ):
@@ -171,22 +169,44 @@ def test_fit_when_an_executor_was_lost_then_its_part_alone_is_preprocessed_again
     assert_equal_one_process(fitted, source, 0.01)
 
 
+@pytest.mark.slow("Spark tries each task four times")
 def test_fit_when_the_function_fails_then_raises_its_error_and_the_rows_as_they_were_read_are_kept(source, functions):
     with elephant.prepared(source.frame, estimator_of(functions.scaled())) as rows:
-        failing = estimator_of(functions.failing())
+        failing = estimator_of(functions.counted(refusing))
         with pytest.warns(UserWarning, match=r"(?s)preprocessed rows could not be kept.*no rows for me"):
             with pytest.raises(WorkerFailure, match="no rows for me"):
                 failing.fit(rows)
         assert source.reads == [1, 1]
 
 
+@pytest.mark.slow("two fits")
 def test_fit_when_the_function_draws_then_is_called_for_every_batch_and_has_the_same_bits(source, functions):
-    with elephant.prepared(source.frame, estimator_of(functions.drawing())) as rows:
+    with elephant.prepared(source.frame, estimator_of(functions.counted(drawing))) as rows:
         assert functions.rows == 0
-        fitted = estimator_of(functions.drawing()).fit(rows)
+        fitted = estimator_of(functions.counted(drawing)).fit(rows)
         assert functions.rows > 2 * sum(len(part["label"]) for part in source.parts)
         assert source.reads == [1, 1]
-    assert_same_bits(fitted, estimator_of(functions.drawing()).fit(source.frame))
+    assert_same_bits(fitted, estimator_of(functions.counted(drawing)).fit(source.frame))
+
+
+@pytest.mark.slow("two attempts at a fit")
+def test_fit_when_a_disk_is_full_then_what_is_kept_is_released_and_it_preprocesses_the_rows_itself(
+    source, functions, monkeypatch
+):
+    attempts = []
+
+    def train(rows, job, progress):
+        attempts.append(rows)
+        if len(attempts) == 1:
+            raise ClusterError(f"/data: {NO_ROOM} for this worker's rows.")
+        return fit.train(rows, job, progress)
+
+    monkeypatch.setattr("elephant.spark.estimator.train", train)
+    with elephant.prepared(source.frame, estimator_of(functions.scaled())) as rows:
+        fitted = estimator_of(functions.scaled()).fit(rows)
+        assert len(attempts) == 2 and rows.on_disk.is_released
+    assert functions.rows == 2 * sum(len(part["label"]) for part in source.parts)
+    assert_equal_one_process(fitted, source, 0.01)
 
 
 WORDS = ("tusk", "ear", "trunk", "")
@@ -198,6 +218,7 @@ def odd_rows(batch):
     return {
         "pixels": np.stack([numbers, numbers * 7, numbers * 31], axis=1).astype("uint8"),
         "pairs": [np.full((int(number) % 4, 2), number / 3, "float16") for number in numbers],
+        "places": np.eye(5, dtype="float32")[numbers % 5] * (numbers[:, None] / 7),
         "words": np.array([[WORDS[int(number) % 4], str(number)] for number in numbers], object),
         "label": (numbers % 3).astype("int64"),
         "weight": 1 + numbers % 2,
@@ -208,39 +229,40 @@ def odd_model():
     keras.utils.set_random_seed(1)
     pixels = keras.Input((3,), name="pixels", dtype="uint8")
     pairs = keras.Input((None, 2), name="pairs", dtype="float16")
+    places = keras.Input((5,), name="places", sparse=True)
     words = keras.Input((2,), name="words", dtype="string")
     lookup = keras.layers.StringLookup(vocabulary=["tusk", "ear", "trunk"], output_mode="multi_hot")
     parts = [
         keras.layers.Rescaling(1 / 255)(pixels),
         keras.layers.GlobalAveragePooling1D()(pairs),
+        keras.layers.Dense(2)(places),
         lookup(words),
     ]
     hidden = keras.layers.Concatenate()([keras.ops.cast(part, "float32") for part in parts])
-    model = keras.Model([pixels, pairs, words], keras.layers.Dense(3, activation="softmax")(hidden))
+    model = keras.Model([pixels, pairs, places, words], keras.layers.Dense(3, activation="softmax")(hidden))
     model.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy")
     return model
 
 
-@pytest.mark.slow("two fits of a model with strings")
-def test_fit_when_the_function_makes_columns_of_all_kinds_then_has_the_same_bits(spark, by_value):
-    frame = partitioned_frame(
-        spark, [[(float(number), 0, 1.0) for number in range(start, start + 11)] for start in (0, 11)],
-        "number double, label int, weight double",
-    )  # fmt: skip
-    lengths = keras.layers.Normalization(mean=2.0, variance=4.0)
+@pytest.mark.slow("three fits of a model with strings")
+def test_fit_when_the_function_makes_columns_of_all_kinds_then_has_the_same_bits(spark, functions):
+    parts = [[(float(number), 0, 1.0) for number in range(start, start + 11)] for start in (0, 11)]
+    frame = partitioned_frame(spark, parts, "number double, label int, weight double")
+    shifting = keras.layers.Normalization(mean=10.0, variance=4.0)
 
     def with_layer(batch):
-        return {**odd_rows(batch), "label": batch["label"] + np.asarray(lengths(batch["number"]) > 1).reshape(-1)}
+        moved = np.asarray(shifting(batch["number"])).reshape(-1) > 0
+        return {**odd_rows(batch), "label": batch["number"].astype("int64") % 2 + moved}
 
     estimator = KerasEstimator(
-        model=odd_model(), featuresCol=["number"], weightCol="weight", preprocessing=with_layer, numWorkers=2,
-        epochs=2, batchSize=4, classWeight=None, bucketByLength=True, verbose=0,
+        model=odd_model(), featuresCol=["number"], weightCol="weight", preprocessing=functions.counted(with_layer),
+        numWorkers=2, epochs=2, batchSize=4, bucketByLength=True, verbose=0,
     )  # fmt: skip
     with elephant.prepared(frame, estimator) as rows:
-        kept = len(rows.on_disk._frames)
         fits = [estimator.fit(rows) for _ in range(2)]
         # What Keras writes of the layer has the time in it, and is the same function all the same.
-        assert len(rows.on_disk._frames) == kept == 2
+        assert functions.rows == 22
     direct = estimator.fit(frame)
+    assert functions.rows == 44
     for fitted in fits:
         assert_same_bits(fitted, direct)
