@@ -1,6 +1,8 @@
 """Rows that several fits share are preprocessed once: how often the function is given each row, and what fits give."""
 
 import os
+import time
+import types
 import uuid
 
 import keras
@@ -12,8 +14,9 @@ from spark_frames import partitioned_frame
 
 import elephant
 from elephant import KerasEstimator
+from elephant.data.schema import DENSE, DataSchema, Field
 from elephant.errors import ClusterError, WorkerFailure
-from elephant.spark import fit
+from elephant.spark import fit, prepared
 from elephant.storage.filesystem import NO_ROOM
 
 pytestmark = pytest.mark.usefixtures("empty_cache", "by_value")
@@ -266,3 +269,36 @@ def test_fit_when_the_function_makes_columns_of_all_kinds_then_has_the_same_bits
     assert functions.rows == 44
     for fitted in fits:
         assert_same_bits(fitted, direct)
+
+
+def test_functions_when_compared_then_a_layer_is_the_same_whenever_it_is_written_and_another_is_not():
+    def adapted(*rows):
+        layer = keras.layers.Normalization(name="numbers")
+        layer.adapt(np.array(rows, "float32")[:, None])
+        return layer
+
+    def function_of(layer):
+        return lambda batch: layer(batch["x"])
+
+    one, other = adapted(1, 2), adapted(1, 5)
+    contents = [prepared._comparable(function_of(layer)) for layer in (one, other)]
+    # Keras writes the second.
+    time.sleep(1.1)
+    assert [prepared._comparable(function_of(layer)) for layer in (one, other)] == contents
+    assert contents[0] != contents[1]
+
+
+def test_rows_when_a_message_of_them_is_too_large_for_an_old_spark_then_they_are_not_kept():
+    def session_of(**conf):
+        names = {"rows": "maxRecordsPerBatch", "bytes": "maxBytesPerBatch"}
+        settings = {f"spark.sql.execution.arrow.{names[name]}": value for name, value in conf.items()}
+        return types.SimpleNamespace(conf=types.SimpleNamespace(get=settings.__getitem__))
+
+    schema = DataSchema(inputs=(Field("features", ("x",), "float32", DENSE, (300, 300, 3)),))
+    assert prepared._can_be_sent(schema, session_of(rows="900"))
+    assert prepared._can_be_sent(schema, session_of(rows="10000", bytes="67108864b"))
+    for rows in ("10000", "0"):
+        with pytest.warns(UserWarning, match=r"preprocessed rows could not be kept.*1,080,000 bytes.*PerBatch=994\."):
+            assert not prepared._can_be_sent(schema, session_of(rows=rows))
+    without = DataSchema(inputs=(Field("features", ("x",), "float32", DENSE, (0,)),))
+    assert not prepared._can_be_sent(without, session_of(rows="900"))
