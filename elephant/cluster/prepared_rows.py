@@ -108,9 +108,9 @@ class RowsOnDisk:
             JobCancelledError: Somebody cancelled the job that reads them.
         """
         with self._lock:
-            for known, on_disk in self._frames:
-                if known == form:
-                    return on_disk
+            on_disk = self._known(form)
+            if on_disk is not None:
+                return on_disk
             if self.is_released:
                 return frame
             try:
@@ -138,6 +138,14 @@ class RowsOnDisk:
         rows, does = ("rows", "reads") if form.preprocessing is None else ("preprocessed rows", "preprocesses")
         warn_user(f"The {rows} could not be kept on the executors, and each fit {does} them again: {reason}")
         return frame
+
+    def known(self, form: Form) -> DataFrame | None:
+        """Returns a frame whose rows were asked for before; None where no one has."""
+        with self._lock:
+            return self._known(form)
+
+    def _known(self, form: Form) -> DataFrame | None:
+        return next((on_disk for known, on_disk in self._frames if known == form), None)
 
     def row_schemas(self, preprocessing: bytes) -> set[str]:
         """Returns the schemas that partitions have told of what a function has made of their rows: one where all agree.
@@ -201,7 +209,9 @@ class PreparedRows(FrameRows):
         frame = self.on_disk.of(form, asked.frame)
         if self.function is not None:
             form, schema = replace(form, preprocessing=self.function.key), None
-            frame = self.on_disk.of(form, self.function.applied(frame)).drop(ROW_SCHEMA)
+            made = self.on_disk.known(form)
+            frame = self.on_disk.of(form, self.function.applied(frame)) if made is None else made
+            frame = frame.drop(ROW_SCHEMA)
         return FrameRows(frame if self.fold is None else self.fold.marked(frame), schema, self.first)
 
     def first_row(self) -> pa.RecordBatch | None:

@@ -275,7 +275,8 @@ def preprocessed_batches(
     chunks = (batch.columns for batch in prepared_batches(batches, task.schema))
     environment = functools.partial(environment_of_task, task.backend)
     function = functools.partial(preprocessed_columns, task)
-    for columns in compute(function, chunks, environment=environment, warm=task.warm):
+    # A fit comes next, which needs the memory.
+    for columns in compute(function, chunks, environment=environment, warm=task.warm, keeps=False):
         yield pa.RecordBatch.from_arrays(columns, [*task.names, column])
 
 

@@ -109,11 +109,13 @@ def compute(
     *,
     environment: Callable[[], Mapping[str, str] | None],
     warm: WarmWorkers,
+    keeps: bool = True,
 ) -> Iterator[Any]:
     """Yields the results of a function on the chunks, in a warm process where one is wanted, or else right here.
 
     Args:
         environment: Tells that of the process; None outside of a Spark task.
+        keeps: Whether the process is kept for the worker's next tasks.
     """
     global _process
     wanted = None if warm.limit == 0 or "keras" in sys.modules else environment()
@@ -132,8 +134,8 @@ def compute(
             yield from _process.results(function, chunks)
             whole = True
         finally:
-            if not whole:
-                # Nobody knows what it still has to say: the next task begins with a process of its own.
+            if not (whole and keeps):
+                # Where it is not done, nobody knows what it still has to say.
                 _process.close()
                 _process = None
     finally:
