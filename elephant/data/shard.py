@@ -207,7 +207,7 @@ class Shard:
     @property
     def num_bytes(self) -> int:
         """Bytes of all rows."""
-        return sum(_bytes_of(values) for values in self._columns.values())
+        return sum(bytes_of(values) for values in self._columns.values())
 
     def row_shape(self, field: Field) -> tuple[int, ...]:
         """Returns the shape that one row of a column, or one element of a ragged row, has for the model."""
@@ -364,7 +364,8 @@ def _buffer_types(field: Field) -> tuple[str, ...]:
     return {RAGGED: (field.dtype,), SPARSE: ("int32", field.dtype), TEXT: ("uint8",)}[field.kind]
 
 
-def _bytes_of(values: Values) -> int:
+def bytes_of(values: Values) -> int:
+    """Returns the bytes of a column's values."""
     if isinstance(values, RaggedArray):
         return int(values.offsets.nbytes + sum(buffer.nbytes for buffer in values.buffers))
     return int(values.nbytes)

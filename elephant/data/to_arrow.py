@@ -6,8 +6,15 @@ it. In each new Python worker of Spark that is half a second before the first ro
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pyarrow as pa
+
+from elephant.data.ragged import RaggedArray, Values
+from elephant.data.schema import SPARSE, TEXT, Field
+
+_MOST_BYTES = 2**31 - 1
 
 
 def to_arrow(values: np.ndarray, nulls: np.ndarray | None = None, *, dtype: str | None = None) -> pa.Array:
@@ -73,3 +80,58 @@ def zero_for_null(numbers: pa.Array) -> np.ndarray:
     kept = np.zeros(len(numbers), numbers.type.to_pandas_dtype())
     kept[from_arrow(numbers.is_valid())] = from_arrow(numbers.drop_null())
     return kept
+
+
+def raw_bytes(elements: np.ndarray, offsets: np.ndarray | None = None) -> pa.Array:
+    """Returns rows as raw bytes, as ``tobytes`` writes them on most machines, little-endian.
+
+    Args:
+        elements: Of any type, of shape (rows, ...), or with offsets (elements, ...).
+        offsets: int64 from zero, one more than there are rows: row i has the elements from ``offsets[i]`` up to, but
+            without, ``offsets[i + 1]``; None makes a row of each element.
+
+    Raises:
+        OverflowError: They are 2 GiB or more.
+
+    >>> raw_bytes(np.array([[1, 2], [3, 4]], np.uint8)).to_pylist()
+    [b'\x01\x02', b'\x03\x04']
+    """
+    whole = np.ascontiguousarray(elements, elements.dtype.newbyteorder("<"))
+    places = np.arange(len(whole) + 1) if offsets is None else offsets
+    ends = places * (whole.dtype.itemsize * math.prod(whole.shape[1:]))
+    if ends[-1] > _MOST_BYTES:
+        raise OverflowError(
+            f"raw_bytes: expected less than 2 GiB. Received: {ends[-1]:,} bytes in {len(ends) - 1} rows."
+        )
+    content = pa.py_buffer(whole.reshape(-1).view(np.uint8))
+    return pa.Array.from_buffers(pa.binary(), len(ends) - 1, [None, pa.py_buffer(ends.astype(np.int32)), content])
+
+
+def raw_type(field: Field) -> pa.DataType:
+    """Returns the type of `raw_column`."""
+    if field.kind == SPARSE:
+        return pa.struct([("indices", pa.binary()), ("values", pa.binary())])
+    return pa.list_(pa.binary()) if field.kind == TEXT else pa.binary()
+
+
+def raw_column(field: Field, values: Values) -> pa.Array:
+    """Returns rows that fit a model as a column that holds any type exactly, which `to_values` reads.
+
+    Args:
+        field: What they hold, with nothing open.
+
+    Raises:
+        OverflowError: They are 2 GiB or more.
+
+    >>> raw_column(Field("label", ("y",), "int32", shape=()), np.array([1, 2], "int32")).to_pylist()
+    [b'\x01\x00\x00\x00', b'\x02\x00\x00\x00']
+    """
+    if not isinstance(values, RaggedArray):
+        return raw_bytes(values)
+    parts = [raw_bytes(buffer, values.offsets) for buffer in values.buffers]
+    if field.kind == SPARSE:
+        return pa.StructArray.from_arrays(parts, ["indices", "values"])
+    if field.kind == TEXT:
+        each = math.prod(field.row_shape(()))
+        return pa.ListArray.from_arrays(to_arrow(np.arange(0, len(values) + 1, each), dtype="int32"), parts[0])
+    return parts[0]

@@ -140,6 +140,10 @@ def _raw(column: pa.Array, field: Field, rows: _Rows, known: Shape | None) -> tu
 
 
 def _ragged(column: pa.Array, field: Field, rows: _Rows, known: Shape | None) -> tuple[RaggedArray, Shape | None]:
+    if is_binary(column.type):
+        inner = field.row_shape(())
+        offsets, values = _raw_elements(column, field.dtype, inner)
+        return RaggedArray(offsets, (values,)), inner
     lengths = _lengths(column)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     elements = column.flatten()
@@ -158,8 +162,19 @@ def _ragged(column: pa.Array, field: Field, rows: _Rows, known: Shape | None) ->
     return RaggedArray(offsets, (values.reshape(len(values), *inner),)), told
 
 
+def _raw_elements(column: pa.Array, dtype: str, inner: Shape) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the offsets of rows of `elephant.data.to_arrow.raw_column`, of any length each, and their elements."""
+    offsets, data = _bytes_of(column)
+    values = np.frombuffer(data, np.dtype(dtype).newbyteorder("<")).reshape(-1, *inner).astype(dtype, copy=False)
+    return offsets // (values.dtype.itemsize * math.prod(inner)), values
+
+
 def _sparse(column: pa.Array, field: Field, rows: _Rows, known: Shape | None) -> tuple[RaggedArray, Shape]:
-    """Returns Spark's vectors, which are structs of type (1 is dense), size, indices and values."""
+    """Returns vectors: Spark's, which are structs of type (1 is dense), size, indices and values, or raw bytes."""
+    if column.type.num_fields == 2:
+        offsets, indices = _raw_elements(column.field("indices"), "int32", ())
+        _, values = _raw_elements(column.field("values"), field.dtype, ())
+        return RaggedArray(offsets, (indices, values)), (field.width or 0,)
     kinds, sizes, indices, values = (column.field(name) for name in ("type", "size", "indices", "values"))
     is_dense = from_arrow(kinds) == 1
     lengths = _lengths(values)

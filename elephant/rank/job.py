@@ -44,7 +44,8 @@ class BatchFunctions:
 
     Args:
         preprocess: From a batch, a dictionary of columns, to what the model takes; None takes columns as they are. It
-            runs once and its result is kept, or for every batch where it takes a random generator.
+            runs once and its result is kept, or for every batch where it takes a random generator. None as well where
+            it has run before the fit, for several fits.
         augment: From a batch and a random generator to a batch, for every training batch of every epoch; or None.
         target_schema: What preprocess is to make of the columns, as far as it is known before it has run.
     """
@@ -111,7 +112,7 @@ class TrainingJob:
                 "restore_best_weights=True. Set it to False, and pass keepBest with a checkpointPath."
             )
         has_sequences = any(part.kind == RAGGED for part in self.schema.batch_fields)
-        if self.config.bucket_by_length and not has_sequences and self.preprocessing.preprocess is None:
+        if self.config.bucket_by_length and not has_sequences and self.preprocessing.target_schema is None:
             raise ConfigurationError(
                 "bucketByLength: expected a column of sequences, for an input whose first dimension is None. "
                 "Received: rows that are all of one length. Leave bucketByLength out."

@@ -255,7 +255,7 @@ class GossipProgram(AsynchronousProgram):
         PROCESS.of_task = rank_info.phases
         shard = _opened_shard(rank_info, fit)
         plan = epoch_plan(fit, rank_info.num_rows, rank_info.num_marked)
-        labels = {} if fit.preprocessing.preprocess else label_counts(_some_labels(shard, fit))
+        labels = {} if fit.preprocessing.target_schema else label_counts(_some_labels(shard, fit))
         with _reporter(rank_info, on_dismissed) as channel:
             channel.send(_started(rank_info, plan))
             # Where it reaches the driver from, other workers reach it.

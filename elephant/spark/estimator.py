@@ -398,7 +398,7 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         backup = backup_of(given)
         if config.pipeline_stages is not None:
             require_stages(built_model(self.getModel().source), config.pipeline_stages)
-        rows = rows_of_dataset(self, self.getModel().source.info, dataset, config)
+        rows = rows_of_dataset(self, self.getModel().source, dataset, config)
         job = replace(
             self._job(rows, config),
             callbacks=tuple(one for one in given if one is not backup),
@@ -453,6 +453,8 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
             rows.rows_of if rows.target_schema is None else None,
         )
         preprocessing = replace(batch_functions(self), target_schema=rows.target_schema)
+        if rows.is_preprocessed:
+            preprocessing = replace(preprocessing, preprocess=None)
         return TrainingJob(spec, (), config, rows.schema, class_weight=weights, preprocessing=preprocessing)
 
     @brief_errors
@@ -502,7 +504,7 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         found = found.frame if isinstance(found, PreparedFrame) else found
         estimator.clear(estimator.validationIndicatorCol)
         dataset = found if isinstance(found, Files) else found.limit(rows)
-        data = rows_of_dataset(estimator, self.getModel().source.info, dataset, config)
+        data = rows_of_dataset(estimator, self.getModel().source, dataset, config)
         job = estimator._job(data, config)
         with described(data.source.session, "verify"):
             taken = data.take(rows)

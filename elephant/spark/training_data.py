@@ -141,11 +141,13 @@ class TrainingData:
         rows_of: Returns them with what some schema says of their columns.
         schema: What they hold.
         target_schema: What a preprocessing function is to make of them; None where there is no such function.
+        is_preprocessed: Whether it has made them, and is not called any more.
     """
 
     rows_of: Callable[[DataSchema], RowSource]
     schema: DataSchema
     target_schema: DataSchema | None = None
+    is_preprocessed: bool = False
 
     @property
     def source(self) -> RowSource:

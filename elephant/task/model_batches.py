@@ -1,21 +1,30 @@
-"""Rows of Arrow columns as batches for a model: the same checks, functions and shapes as in training."""
+"""Rows of Arrow columns as batches for a model: the same checks, functions and shapes as in training.
+
+They are predicted on, or kept as a preprocessing function has made them, for several fits.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 from pyspark import cloudpickle
 
 from elephant.cluster.script_modules import sent_by_value
-from elephant.data.ragged import RaggedArray, Values
+from elephant.cluster.warm_workers import COLD, WarmWorkers
+from elephant.data.casting import prepared_batches
+from elephant.data.ragged import RaggedArray, Values, take_rows
 from elephant.data.schema import DataSchema
-from elephant.data.shard import Shard
+from elephant.data.shard import Shard, bytes_of
+from elephant.data.to_arrow import raw_bytes, raw_column
 from elephant.data.to_numpy import refuse_bad_weights, refuse_unknown_classes, to_values
 from elephant.errors import ConfigurationError
+from elephant.task.model_cache import compute, environment_of_task, require_backend, task_environment
 
 if TYPE_CHECKING:
     from elephant.rank.input.preprocessing import Preprocessing
@@ -26,12 +35,17 @@ if TYPE_CHECKING:
 _FIRST_ROWS = 32
 # Rows of a batch for a user's function, whose rows may be larger than what it makes of them.
 ROWS_OF_FUNCTION = 1024
+# Bytes of the rows that it is given at once, and of those that it has made which are sent on at once.
+_CHUNK_BYTES, _SENT_BYTES = 1 << 20, 64 << 20
 
 RowShapes = dict[str, tuple[int, ...]]
 
 
 def pickled(
-    value: Any, title: str, advice: str = "Do not keep a SparkSession, a lock, a file or a socket in it."
+    value: Any,
+    title: str,
+    advice: str = "Do not keep a SparkSession, a lock, a file or a socket in it.",
+    dumps: Callable[[Any], bytes] = cloudpickle.dumps,
 ) -> bytes:
     """Returns a value of the user's in the form that travels to executors, with the code that lies beside the script.
 
@@ -39,6 +53,7 @@ def pickled(
         value: The value.
         title: The beginning of an error text.
         advice: The end of an error text.
+        dumps: Makes bytes of it.
 
     Raises:
         ConfigurationError: It cannot be pickled.
@@ -47,9 +62,9 @@ def pickled(
         if has_modules:
             # A module that holds what cannot travel, such as a session, may be on the executors all the same.
             with contextlib.suppress(Exception):
-                return bytes(cloudpickle.dumps(value))
+                return bytes(dumps(value))
     try:
-        return bytes(cloudpickle.dumps(value))
+        return bytes(dumps(value))
     except Exception as error:
         raise ConfigurationError(
             f"{title} cannot be sent to the executors: {type(error).__name__}: {error}. {advice}"
@@ -93,6 +108,72 @@ class ModelBatch:
     num_rows: int
 
 
+class CheckedRows:
+    """Values of one partition's columns, checked, and what a function makes of them.
+
+    Args:
+        schema: What the columns hold, in the order of its ``batch_fields``.
+        function: Makes of the columns what the model takes; None where they are that.
+    """
+
+    def __init__(self, schema: DataSchema, function: PackedFunction | None) -> None:
+        self._schema = schema
+        self._function = function
+        self._first_row = 0
+        self._row_shapes: RowShapes = {}
+        self._preprocessing: Preprocessing | None = None
+
+    @property
+    def model_row_shapes(self) -> RowShapes:
+        """Natural shape of a row of each array column that the model gets, by role, as far as rows have told it."""
+        return dict(self._row_shapes if self._preprocessing is None else self._preprocessing.row_shapes)
+
+    def look_at(self, columns: Sequence[pa.Array]) -> None:
+        """Raises DataError where one of the next rows does not fit."""
+        for place, column in enumerate(columns):
+            self._checked(place, column)
+
+    def values(self, columns: Sequence[pa.Array]) -> tuple[Values, ...]:
+        """Returns the values of the next rows, one per column.
+
+        Raises:
+            DataError: A null, or a row that does not fit the model. The message names the column and the row.
+        """
+        values = tuple(self._checked(place, column) for place, column in enumerate(columns))
+        self._first_row += len(columns[0])
+        return values
+
+    def for_model(self, values: tuple[Values, ...]) -> tuple[DataSchema, tuple[Values, ...]]:
+        """Returns the model's input made of some values, and its schema before it."""
+        if self._function is None:
+            return self._schema, values
+        from elephant.rank.input.preprocessing import PREPARE, generator
+
+        self._preprocessing = self._preprocessing or self._loaded(self._function)
+        # The same random numbers for every batch: a row's prediction does not depend on where it lies.
+        values = self._preprocessing(values, generator(PREPARE))
+        return self._preprocessing.schema, values
+
+    def _loaded(self, function: PackedFunction) -> Preprocessing:
+        from elephant.rank.input.preprocessing import Preprocessing
+
+        made = cloudpickle.loads(function.content)
+        return Preprocessing(made, self._schema, function.target_schema, function.names, self._row_shapes)
+
+    def _checked(self, place: int, column: pa.Array) -> Values:
+        field = self._schema.batch_fields[place]
+        known = self._row_shapes.get(field.role)
+        values, shape = to_values(column, field, first_row=self._first_row, row_shape=known)
+        if field.is_array and shape is not None:
+            self._row_shapes[field.role] = shape
+        refuse_unknown_classes(values, field, self._first_row)
+        if field in self._schema.weights:
+            refuse_bad_weights(values, field.title, self._first_row)
+        if isinstance(values, RaggedArray):
+            return values
+        return values.reshape(len(values), *field.row_shape(shape or ()))
+
+
 class ModelRows:
     """Cuts the columns of one partition into batches.
 
@@ -110,14 +191,11 @@ class ModelRows:
         function: PackedFunction | None,
         start: Callable[[], Predictor],
     ) -> None:
-        self._schema = schema
         self._batch_size = batch_size
         self._size: int | None = None
-        self._function = function
+        self._has_function = function is not None
         self._start = start
-        self._first_row = 0
-        self._row_shapes: RowShapes = {}
-        self._preprocessing: Preprocessing | None = None
+        self._rows = CheckedRows(schema, function)
         self._tensors: tuple[RowShapes, Tensors] | None = None
 
     def batches(self, columns: Sequence[pa.Array]) -> Iterator[ModelBatch]:
@@ -131,42 +209,24 @@ class ModelRows:
         size = self._size or self._size_for_model(columns)
         for start in range(0, len(columns[0]), size):
             part = [column.slice(start, size) for column in columns]
-            values = tuple(self._checked(place, column) for place, column in enumerate(part))
-            self._first_row += len(part[0])
+            values = self._rows.values(part)
             self._start()
-            yield self._prepared(values, len(part[0]))
+            schema, values = self._rows.for_model(values)
+            yield ModelBatch(schema, values, self._tensors_of(schema), len(part[0]))
 
     @property
     def model_row_shapes(self) -> RowShapes:
         """Natural shape of a row of each array column that the model gets, by role, as far as rows have told it."""
-        return dict(self._row_shapes if self._preprocessing is None else self._preprocessing.row_shapes)
+        return self._rows.model_row_shapes
 
     def _size_for_model(self, columns: Sequence[pa.Array]) -> int:
-        for place, column in enumerate(columns):
-            self._checked(place, column.slice(0, _FIRST_ROWS))
+        self._rows.look_at([column.slice(0, _FIRST_ROWS) for column in columns])
         predictor = self._start()
         size = self._batch_size or predictor.rows_of_batch
-        if self._function is not None and self._batch_size is None:
+        if self._has_function and self._batch_size is None:
             size = min(size, ROWS_OF_FUNCTION)
         self._size = min(size, predictor.most_rows or size)
         return self._size
-
-    def _prepared(self, values: tuple[Values, ...], num_rows: int) -> ModelBatch:
-        schema = self._schema
-        if self._function is not None:
-            from elephant.rank.input.preprocessing import PREPARE, generator
-
-            self._preprocessing = self._preprocessing or self._loaded(self._function)
-            # The same random numbers for every batch: a row's prediction does not depend on where it lies.
-            values = self._preprocessing(values, generator(PREPARE))
-            schema = self._preprocessing.schema
-        return ModelBatch(schema, values, self._tensors_of(schema), num_rows)
-
-    def _loaded(self, function: PackedFunction) -> Preprocessing:
-        from elephant.rank.input.preprocessing import Preprocessing
-
-        made = cloudpickle.loads(function.content)
-        return Preprocessing(made, self._schema, function.target_schema, function.names, self._row_shapes)
 
     def _tensors_of(self, schema: DataSchema) -> Tensors:
         shapes = self.model_row_shapes
@@ -176,15 +236,92 @@ class ModelRows:
             self._tensors = (shapes, Tensors(Shard(None, schema, shapes)))
         return self._tensors[1]
 
-    def _checked(self, place: int, column: pa.Array) -> Values:
-        field = self._schema.batch_fields[place]
-        known = self._row_shapes.get(field.role)
-        values, shape = to_values(column, field, first_row=self._first_row, row_shape=known)
-        if field.is_array and shape is not None:
-            self._row_shapes[field.role] = shape
-        refuse_unknown_classes(values, field, self._first_row)
-        if field in self._schema.weights:
-            refuse_bad_weights(values, field.title, self._first_row)
-        if isinstance(values, RaggedArray):
-            return values
-        return values.reshape(len(values), *field.row_shape(shape or ()))
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class PreprocessingTask:
+    """Work of a Spark task that preprocesses rows once, for several fits.
+
+    Args:
+        function: Makes of the columns what the model takes.
+        schema: What the columns hold before.
+        settings: The pickled settings of Keras that it runs under.
+        backend: The Keras backend that it may make use of.
+        batch_size: Rows that it is given at once; more of small ones.
+        warm: How many processes with Keras may wait on an executor, in one of which it runs.
+    """
+
+    function: PackedFunction
+    schema: DataSchema
+    settings: bytes
+    backend: str
+    batch_size: int
+    warm: WarmWorkers = COLD
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the columns of what is made, by their roles; one that marks rows stays as it is, behind them."""
+        marks = [] if self.schema.validation is None else [self.schema.validation]
+        return [field.role for field in (*self.function.target_schema.batch_fields, *marks)]
+
+
+def preprocessed_batches(
+    task: PreprocessingTask, column: str, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Yields the rows that a function makes of one partition's, as raw bytes; ``mapInArrow`` runs it.
+
+    Args:
+        column: Name of one more column, which has the schema of what was made in the first row of all.
+    """
+    chunks = (batch.columns for batch in prepared_batches(batches, task.schema))
+    environment = functools.partial(environment_of_task, task.backend)
+    function = functools.partial(preprocessed_columns, task)
+    # A fit comes next, which needs the memory.
+    for columns in compute(function, chunks, environment=environment, warm=task.warm, keeps=False):
+        yield pa.RecordBatch.from_arrays(columns, [*task.names, column])
+
+
+def preprocessed_columns(task: PreprocessingTask, chunks: Iterable[Sequence[pa.Array]]) -> Iterator[list[pa.Array]]:
+    """Yields the columns that a function makes of each chunk, as raw bytes; the process that has Keras runs it."""
+    from elephant.rank.input.preprocessing import schema_text
+
+    with task_environment(task.backend):
+        require_backend(task.backend)
+        settings = cloudpickle.loads(task.settings)
+    count, told = len(task.schema.batch_fields), b""
+    rows = CheckedRows(task.schema, task.function)
+    with settings.applied():
+        for part in _parts(task, chunks):
+            schema, values = rows.for_model(rows.values(part[:count]))
+            for columns in _raw_columns(schema, values, part[count:]):
+                others = pa.nulls(len(columns[0]), pa.binary())
+                if not told:
+                    told = schema_text(schema).encode()
+                    ends = np.array([0, len(told)])
+                    others = pa.concat_arrays([raw_bytes(np.frombuffer(told, np.uint8), ends), others[1:]])
+                yield [*columns, others]
+
+
+def _parts(task: PreprocessingTask, chunks: Iterable[Sequence[pa.Array]]) -> Iterator[list[pa.Array]]:
+    """Yields the rows that the function is given at once."""
+    for columns in chunks:
+        num_rows = len(columns[0])
+        small = _CHUNK_BYTES * num_rows // max(sum(column.nbytes for column in columns), 1)
+        length = max(min(small, ROWS_OF_FUNCTION), task.batch_size)
+        for start in range(0, num_rows, length):
+            yield [column.slice(start, length) for column in columns]
+
+
+def _raw_columns(schema: DataSchema, values: Sequence[Values], beside: Sequence[pa.Array]) -> Iterator[list[pa.Array]]:
+    """Yields rows as raw bytes, in pieces that a message holds."""
+    made = Shard(None, schema, {})
+    num_rows = len(values[0]) // made.items_per_row(schema.batch_fields[0])
+    num_bytes = sum(map(bytes_of, values))
+    length = -(-num_rows // (num_bytes // _SENT_BYTES + 1))
+    for start in range(0, num_rows, max(length, 1)):
+        places = np.arange(start, min(start + length, num_rows))
+        pieces = (
+            values_of if length == num_rows else take_rows(values_of, places, made.items_per_row(field))
+            for field, values_of in zip(schema.batch_fields, values, strict=True)
+        )
+        columns = [raw_column(field, piece) for field, piece in zip(schema.batch_fields, pieces, strict=True)]
+        yield [*columns, *(column.slice(start, length) for column in beside)]

@@ -109,11 +109,13 @@ def compute(
     *,
     environment: Callable[[], Mapping[str, str] | None],
     warm: WarmWorkers,
+    keeps: bool = True,
 ) -> Iterator[Any]:
     """Yields the results of a function on the chunks, in a warm process where one is wanted, or else right here.
 
     Args:
         environment: Tells that of the process; None outside of a Spark task.
+        keeps: Whether the process is kept for the worker's next tasks.
     """
     global _process
     wanted = None if warm.limit == 0 or "keras" in sys.modules else environment()
@@ -132,8 +134,8 @@ def compute(
             yield from _process.results(function, chunks)
             whole = True
         finally:
-            if not whole:
-                # Nobody knows what it still has to say: the next task begins with a process of its own.
+            if not (whole and keeps):
+                # Where it is not done, nobody knows what it still has to say.
                 _process.close()
                 _process = None
     finally:
@@ -158,7 +160,7 @@ class PackedModel:
 
     def compute(self, function: ChunkFunction, chunks: Iterable[Sequence[pa.Array]]) -> Iterator[Any]:
         """Yields the results of a function that uses the model on chunks, see `elephant.task.model_cache.compute`."""
-        return compute(function, chunks, environment=lambda: _environment_of_task(self.backend), warm=self.warm)
+        return compute(function, chunks, environment=lambda: environment_of_task(self.backend), warm=self.warm)
 
     def loaded(self) -> Predictor:
         """Returns the model, loaded once in each Python worker that Spark reuses.
@@ -170,7 +172,7 @@ class PackedModel:
             if self.model_id not in _models:
                 while len(_models) >= _MAX_MODELS:
                     _models.pop(next(iter(_models)))
-                with _task_environment(self.backend):
+                with task_environment(self.backend):
                     _models[self.model_id] = self._load()
             else:
                 _models[self.model_id] = _models.pop(self.model_id)
@@ -181,17 +183,22 @@ class PackedModel:
         return cloudpickle.loads(self.content).build()
 
     def _load(self) -> Predictor:
-        backend = importlib.import_module("keras").config.backend()
-        if backend != self.backend:
-            raise UnsupportedError(
-                f"model: expected a Python worker with the Keras backend {self.backend!r}. Received: one that runs "
-                f"{backend!r} already. Set spark.python.worker.reuse to false."
-            )
+        require_backend(self.backend)
         predictor: type[Predictor] = importlib.import_module("elephant.rank.predictor").Predictor
         return predictor(self.built())
 
 
-def _environment_of_task(backend: str) -> dict[str, str] | None:
+def require_backend(wanted: str) -> None:
+    """Imports Keras; raises UnsupportedError where this process runs another backend already."""
+    backend = importlib.import_module("keras").config.backend()
+    if backend != wanted:
+        raise UnsupportedError(
+            f"model: expected a Python worker with the Keras backend {wanted!r}. Received: one that runs "
+            f"{backend!r} already. Set spark.python.worker.reuse to false."
+        )
+
+
+def environment_of_task(backend: str) -> dict[str, str] | None:
     """Returns the environment of what computes in this task; None outside of a Spark task."""
     context = TaskContext.get()
     if context is None:
@@ -207,9 +214,9 @@ def _environment_of_task(backend: str) -> dict[str, str] | None:
 
 
 @contextlib.contextmanager
-def _task_environment(backend: str) -> Iterator[None]:
+def task_environment(backend: str) -> Iterator[None]:
     """Gives the backend the task's GPUs and cores while it starts; what else runs in the worker keeps its own."""
-    wanted = _environment_of_task(backend)
+    wanted = environment_of_task(backend)
     if wanted is None:
         yield
         return

@@ -416,6 +416,22 @@ FAULTS = (
         tests=("tests/rank/test_preprocessing.py",),
     ),
     Fault(
+        name="preprocessed-sequences-lose-their-ends",
+        file="elephant/data/to_numpy.py",
+        old="return offsets // (values.dtype.itemsize * math.prod(inner)), values",
+        new="return offsets // values.dtype.itemsize, values",
+        breaks="Sequences of vectors, which were preprocessed once for several fits, are cut at other places.",
+        tests=("tests/data/test_to_arrow.py",),
+    ),
+    Fault(
+        name="preprocessed-again-with-every-saved-layer",
+        file="elephant/spark/prepared.py",
+        old="names = sorted(set(files.namelist()) - {_SAVED_WHEN})",
+        new="names = sorted(files.namelist())",
+        breaks="A preprocessing function that uses a layer is called again in each of several fits.",
+        tests=("tests/spark/test_prepared_preprocessing.py",),
+    ),
+    Fault(
         name="option-of-numpy",
         file="elephant/kinds.py",
         old="value = self.convert(plain(given))",

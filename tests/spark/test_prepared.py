@@ -1,13 +1,11 @@
 """Rows that several fits share: how often Spark computes them, what the fits give, and what is left afterwards."""
 
 import concurrent.futures
-import time
 
 import keras
 import numpy as np
-import psutil
 import pytest
-from counted_source import SCHEMA, CountedSource, keeps_nothing
+from counted_source import SCHEMA, CountedSource, end_an_executor_with_rows, keeps_nothing
 from keras_reference import fit_one_process, global_batches, regression_model
 from pyspark.ml.tuning import ParamGridBuilder, TrainValidationSplit
 
@@ -36,26 +34,6 @@ def expected_weights(source, rate, epochs=2):
 def assert_equal_one_process(fitted, source, rate):
     for value, wanted in zip(fitted.model.get_weights(), expected_weights(source, rate), strict=True):
         np.testing.assert_allclose(value, wanted, atol=1e-5)
-
-
-def block_managers(spark):
-    """Returns the addresses of the executors' block managers that the driver knows."""
-    return set(spark.sparkContext._jsc.sc().getExecutorMemoryStatus().keySet().mkString(" ").split())
-
-
-def end_an_executor_with_rows(spark, source):
-    """Kills one, and waits until Spark knows: before, others read on this host what it had on its disk."""
-    known = block_managers(spark)
-    victim = psutil.Process(min(source.readers))
-    while victim is not None and "--executor-id" not in victim.cmdline():
-        victim = victim.parent()
-    assert victim is not None, "the rows were read by a process of no executor"
-    victim.kill()
-    victim.wait(20)
-    deadline = time.monotonic() + 60
-    while known <= block_managers(spark):
-        assert time.monotonic() < deadline, "Spark takes the executor for alive"
-        time.sleep(0.1)
 
 
 @pytest.fixture

@@ -1,9 +1,11 @@
 """A DataFrame that tells how often Spark has computed each of its partitions."""
 
 import os
+import time
 import uuid
 from pathlib import Path
 
+import psutil
 from keras_reference import classifier_data, split
 from spark_frames import partitioned_frame, split_rows
 
@@ -61,3 +63,23 @@ def marking(folder, failures):
 def keeps_nothing(spark):
     """Returns whether Spark's cache is empty."""
     return spark._jsparkSession.sharedState().cacheManager().isEmpty()
+
+
+def block_managers(spark):
+    """Returns the addresses of the executors' block managers that the driver knows."""
+    return set(spark.sparkContext._jsc.sc().getExecutorMemoryStatus().keySet().mkString(" ").split())
+
+
+def end_an_executor_with_rows(spark, source):
+    """Kills one, and waits until Spark knows: before, others read on this host what it had on its disk."""
+    known = block_managers(spark)
+    victim = psutil.Process(min(source.readers))
+    while victim is not None and "--executor-id" not in victim.cmdline():
+        victim = victim.parent()
+    assert victim is not None, "the rows were read by a process of no executor"
+    victim.kill()
+    victim.wait(20)
+    deadline = time.monotonic() + 60
+    while known <= block_managers(spark):
+        assert time.monotonic() < deadline, "Spark takes the executor for alive"
+        time.sleep(0.1)

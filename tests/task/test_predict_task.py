@@ -265,7 +265,7 @@ def test_task_environment_when_the_platform_has_chosen_devices_then_indexes_its_
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if platform is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", platform)
-    with model_cache._task_environment("tensorflow"):
+    with model_cache.task_environment("tensorflow"):
         assert os.environ["CUDA_VISIBLE_DEVICES"] == seen
     assert os.environ.get("CUDA_VISIBLE_DEVICES") == platform
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from elephant.errors import ConfigurationError, brief_errors
 from elephant.spark.params import fit_config
-from elephant.spark.prepared import PreparedFrame, rows_of_dataset
+from elephant.spark.prepared import PreparedFrame, as_asked, rows_of_dataset
 from elephant.spark.training_data import dataset_of, frame_of, is_frame
 
 if TYPE_CHECKING:
@@ -18,9 +18,10 @@ def prepared(dataset: Dataset, estimator: KerasEstimator) -> PreparedFrame:
     """Reads the rows that an estimator trains on once, and has the executors keep them for the fits of a block.
 
     What is read, joined and dealt out to the workers lies on the executors' local disks from then on, in the columns
-    that the estimator takes. Each fit gives what it would give on the DataFrame itself, to the bit. The part of an
-    executor that is lost is read again. Other columns, and another number of workers, are read when a fit first asks
-    for them, and kept as well. Where disks are too full, the user is warned, and each fit reads the rows itself.
+    that the estimator takes, and beside that what its ``preprocessing`` makes of it, unless that draws random numbers.
+    Each fit gives what it would give on the DataFrame itself, to the bit. The part of an executor that is lost is read
+    and preprocessed again. Other columns, another function, and another number of workers, are read when a fit first
+    asks for them, and kept as well. Where disks are too full, the user is warned, and each fit reads the rows itself.
 
     Args:
         dataset: A DataFrame of Spark, or of pandas.
@@ -53,11 +54,8 @@ def read_ahead(frame: PreparedFrame, estimator: KerasEstimator) -> PreparedFrame
     try:
         config = fit_config(estimator)
         if config.elastic is None:
-            data = rows_of_dataset(estimator, estimator.getModel().source.info, frame, config)
-            # Rows that a column marks are dealt out anew where workers go at their own pace.
-            is_dealt = not config.is_synchronous and data.schema.validation is not None
-            in_partitions = data.source.repartitioned if is_dealt else data.source.in_partitions
-            in_partitions(config.num_workers)
+            data = rows_of_dataset(estimator, estimator.getModel().source, frame, config)
+            as_asked(data.source, data.schema, config)
     except BaseException:
         frame.release()
         raise
