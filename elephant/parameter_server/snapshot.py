@@ -24,7 +24,7 @@ from elephant.net.frames import raw_view
 from elephant.parameter_server.layout import ServerSpec
 from elephant.parameter_server.server import ParameterServer
 from elephant.parameter_server.store import SnapshotImage
-from elephant.storage.folder import UNFINISHED, checksum, sealed, unsealed, write_whole
+from elephant.storage.folder import DAMAGES, UNFINISHED, checksum, sealed, unsealed, write_whole
 
 INITIAL = "initial"
 LATEST = "latest"
@@ -99,7 +99,7 @@ def read_image(folder: Path, name: str, spec: ServerSpec) -> SnapshotImage:
         if body["format"] != _FORMAT or body["run_id"] != spec.run_id:
             raise DataError(f"Expected a snapshot of {spec.run_id!r}. Received: one of {body['run_id']!r}.")
         return _read_arrays(folder / str(body["arrays"]), body, spec)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, *DAMAGES) as error:
         raise DataError(f"Expected a whole snapshot in {folder / name}.json. Received: {error!r}.") from error
 
 
@@ -112,6 +112,10 @@ def tidy(folder: Path) -> None:
 
 
 def _read_arrays(path: Path, body: dict[str, Any], spec: ServerSpec) -> SnapshotImage:
+    # Before any memory is taken: a number in a damaged manifest may be any.
+    expected = 4 * spec.num_values * (1 + body["num_slots"]) + 8 * spec.num_state_values * (1 + len(body["weights"]))
+    if path.stat().st_size != expected:
+        raise ValueError(f"{path.stat().st_size} bytes of arrays, not {expected}")
     vectors = [aligned_vector(spec.num_values) for _ in range(1 + body["num_slots"])]
     states = [np.empty(spec.num_state_values) for _ in range(1 + len(body["weights"]))]
     crc = 0
