@@ -1,8 +1,10 @@
 """Rules: each one against Keras for 100 steps, and any cut into stripes and servers against none."""
 
+import shutil
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -131,6 +133,23 @@ def test_adam_when_its_library_cannot_be_loaded_then_numpy_does_it_and_the_log_s
     assert "Adam is applied by numpy" in caplog.text
     (tmp_path / "native" / "adam.abi3.so").unlink()
     assert rules.one_pass_adam.__wrapped__() is None
+
+
+@pytest.mark.skipif(rules.one_pass_adam() is None, reason="it was not built: there was no C compiler")
+@pytest.mark.parametrize("place", ["native/adam.abi3.so", "native", "."])
+def test_adam_when_every_user_could_replace_its_library_then_it_is_not_loaded(tmp_path, monkeypatch, caplog, place):
+    library = next((Path(rules.__file__).parent / "native").glob("adam*.so"))
+    (tmp_path / "native").mkdir(mode=0o755)
+    shutil.copy(library, tmp_path / "native" / "adam.abi3.so")
+    monkeypatch.setattr(rules, "__file__", str(tmp_path / "rules.py"))
+    assert rules.one_pass_adam.__wrapped__() is not None
+    (tmp_path / place).chmod(0o777)
+    assert rules.one_pass_adam.__wrapped__() is None
+    assert f"{(tmp_path / place)} can be written to by every user: take that away (chmod o-w)" in caplog.text
+    # As in /tmp, where everybody writes and nobody replaces what is another user's.
+    if (tmp_path / place).is_dir():
+        (tmp_path / place).chmod(0o1777)
+        assert rules.one_pass_adam.__wrapped__() is not None
 
 
 LAYOUT = Layout([("a", (37,)), ("b", (5, 5)), ("c", ()), ("d", (70,)), ("e", (16,))])

@@ -1,10 +1,15 @@
-"""Strangers: connections to a listener from somebody who does not know the token, of eight kinds."""
+"""Strangers: connections to a listener from somebody who does not know the token, of eight kinds.
+
+As a program, ``python strangers.py COUNT SECONDS HOST:PORT ...`` makes so many to each address, over so many seconds,
+unless its standard input ends before; then it prints how many they were.
+"""
 
 import contextlib
 import os
 import random
 import socket
 import struct
+import sys
 import threading
 import time
 import zlib
@@ -143,3 +148,16 @@ def _received(sock, count):
             raise ConnectionError("it has hung up")
         data += piece
     return data
+
+
+def main():
+    """Runs the program."""
+    count, seconds, *addresses = sys.argv[1:]
+    targets = [(host, int(port)) for host, _, port in (address.rpartition(":") for address in addresses)]
+    with Strangers(targets, int(count), seconds=float(seconds)) as strangers:
+        sys.stdin.read()
+    sys.stdout.write(f"{strangers.total}\n")
+
+
+if __name__ == "__main__":
+    main()
