@@ -98,6 +98,11 @@ gpu-check: venv ## try this machine's GPUs with real ranks, without Spark (GPU_C
 mutate: venv ## plant small faults, one at a time, and see that tests find them (MUTATE_ARGS="--only ring")
 	@"$$VENV/bin/python" tests/mutations/run.py $(MUTATE_ARGS)
 
+.PHONY: fuzz
+fuzz: venv ## try parsers and servers with many more odd inputs: half an hour (FUZZ_EXAMPLES=20000, FUZZ_SECONDS=300)
+	@"$$VENV/bin/python" $(PYTEST) tests/fuzz -p no:randomly --hypothesis-profile=fuzz $(PYTEST_ARGS)
+	@"$$VENV/bin/python" tests/fuzz/coverage_guided.py "$${FUZZ_SECONDS:-60}"
+
 .PHONY: test-versions
 test-versions: venv ## run some tests with the versions of tests/versions/matrix.yaml: over an hour (VERSIONS_ARGS="--only emr")
 	@"$$VENV/bin/python" tests/versions/run.py $(VERSIONS_ARGS)

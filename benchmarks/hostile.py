@@ -9,7 +9,7 @@ A fit of two workers on Spark executors of this machine runs alone, and then wit
 a process of their own, which connects to each port that the fit listens on: the driver's channel, the ranks' ports, and
 those of parameter servers. They say nothing, garbage, a byte now and then, half a handshake, a recorded proof, a proof
 of another token, or a frame of all lengths that there are; or they reset the connection
-(``tests/support/strangers.py``). Their connections are spread over the seconds of the fit that ran alone. Their own work
+(``tests/support/strangers.py``). Their connections are spread over the seconds of the fit that ran alone. Their work
 is on the same processors, so that the ratio of times is above that of strangers elsewhere.
 
 Prints one line of JSON per pair: seconds between the first step and the end of training, alone and with strangers; how
