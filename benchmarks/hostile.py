@@ -21,6 +21,7 @@ strangers, and at their end. Then a line per mode with the median of the ratios.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -30,21 +31,21 @@ import tempfile
 import threading
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import keras
 import numpy as np
 import psutil
-from pyspark.sql import DataFrame
-
-from elephant import KerasEstimator
-from elephant.cluster.local import local_session
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests" / "support"))
-import strangers
 from process_tree import processes_of
 from strangers import listening_addresses
 
+if TYPE_CHECKING:
+    from keras import Model
+    from keras.callbacks import Callback
+    from pyspark.sql import DataFrame
+
+_STRANGERS = Path(__file__).resolve().parent.parent / "tests" / "support" / "strangers.py"
 ROWS, FEATURES, BATCH = 8192, 64, 64
 # Of the two: a synchronous fit has the same bits again, an asynchronous one adds the same pushes in another order.
 MODES = ("synchronous", "asynchronous")
@@ -75,28 +76,30 @@ class Outcome:
     weights: list[np.ndarray] = field(default_factory=list)
 
 
-class Begun(keras.callbacks.Callback):
-    """Says that a worker has made its first step and, by the time of a file, when it has ended its last."""
+def telling_of_steps(folder: str) -> Callback:
+    """Returns a callback that says in files when a worker has made its first step, and when it has ended its last."""
+    import keras
 
-    def __init__(self, folder: str) -> None:
-        super().__init__()
-        self.folder = folder
+    class Steps(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            import os
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        import os
+            path = f"{folder}/{os.getpid()}"
+            if not os.path.exists(path):
+                open(path, "w").close()
 
-        path = f"{self.folder}/{os.getpid()}"
-        if not os.path.exists(path):
-            open(path, "w").close()
+        def on_train_end(self, logs: Any = None) -> None:
+            import os
 
-    def on_train_end(self, logs: Any = None) -> None:
-        import os
+            open(f"{folder}/{os.getpid()}.ended", "w").close()
 
-        open(f"{self.folder}/{os.getpid()}.ended", "w").close()
+    return Steps()
 
 
-def model() -> keras.Model:
+def model() -> Model:
     """Returns a perceptron whose step takes some milliseconds."""
+    import keras
+
     keras.utils.set_random_seed(0)
     layers = [keras.layers.Input((FEATURES,)), keras.layers.Dense(512, "relu"), keras.layers.Dense(1)]
     perceptron = keras.Sequential(layers)
@@ -106,6 +109,8 @@ def model() -> keras.Model:
 
 def fit(frame: DataFrame, mode: str, epochs: int, connections: int, spread_s: float) -> Outcome:
     """Fits, and has strangers come as soon as both workers have made a step; none where there are to be none."""
+    from elephant import KerasEstimator
+
     outcome, known = Outcome(), set(listening_addresses([os.getpid()]))
     ended = threading.Event()
     with tempfile.TemporaryDirectory() as folder:
@@ -115,7 +120,7 @@ def fit(frame: DataFrame, mode: str, epochs: int, connections: int, spread_s: fl
         try:
             fitted = KerasEstimator(
                 model=model(), numWorkers=2, mode=mode, epochs=epochs, batchSize=BATCH, verbose=0, seed=1,
-                callbacks=[Begun(folder)],
+                callbacks=[telling_of_steps(folder)],
             ).fit(frame)  # fmt: skip
         finally:
             ended.set()
@@ -141,7 +146,7 @@ def _watch(
     outcome.before = {name: Use.of(process) for name, process in processes.items()}
     if not connections:
         return
-    command = [sys.executable, strangers.__file__, str(connections), str(spread_s)]
+    command = [sys.executable, str(_STRANGERS), str(connections), str(spread_s)]
     attacking = subprocess.Popen(
         [*command, *(f"{host}:{port}" for host, port in addresses)],
         stdin=subprocess.PIPE,
@@ -149,7 +154,10 @@ def _watch(
         text=True,
     )
     while not ended.is_set() and not any(path.name.endswith("ended") for path in folder.iterdir()):
-        outcome.after = {name: Use.of(one) for name, one in processes.items() if one.is_running()} or outcome.after
+        with contextlib.suppress(psutil.Error):
+            held = {name: Use.of(process) for name, process in processes.items()}
+            # One that is ending holds nothing any more.
+            outcome.after = held if all(use.descriptors for use in held.values()) else outcome.after
         ended.wait(0.2)
     # Its input ends, and it tells how many there were.
     outcome.connections = int(attacking.communicate()[0])
@@ -162,6 +170,8 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=10_000, help="of strangers, to each port")
     parser.add_argument("--epochs", type=int, default=150)
     options = parser.parse_args()
+    from elephant.cluster.local import local_session
+
     session = local_session(2, conf={"spark.sql.shuffle.partitions": "2"})
     rng = np.random.default_rng(0)
     x = rng.normal(size=(ROWS, FEATURES))
@@ -177,8 +187,9 @@ def main() -> None:
             ratios.append(attacked.seconds / alone.seconds)
             apart = max(float(np.abs(a - b).max()) for a, b in zip(alone.weights, attacked.weights, strict=True))
             told = {name: value for name, value in asdict(attacked).items() if name not in ("weights", "seconds")}
-            line = {"mode": mode, "pair": pair, "alone_s": round(alone.seconds, 2), "hostile_s": attacked.seconds}
-            print(json.dumps({**line, "ratio": round(ratios[-1], 3), "weights_apart": apart, **told}), flush=True)
+            times = {"alone_s": round(alone.seconds, 2), "hostile_s": round(attacked.seconds, 2)}
+            line = {"mode": mode, "pair": pair, **times, "ratio": round(ratios[-1], 3), "weights_apart": apart, **told}
+            print(json.dumps(line), flush=True)
         print(json.dumps({"mode": mode, "median_ratio": round(statistics.median(ratios), 3)}), flush=True)
     session.stop()
 

@@ -20,7 +20,7 @@ _LARGE_BYTES = 1 << 17
 
 
 def for_tasks(session: SparkSession, value: T, num_bytes: int) -> T | Broadcast[T]:
-    """Returns what a task's function holds of a value: a broadcast of it where it is large, or else the value.
+    """Returns a value for a task's function: a broadcast of it where it is large, or else the value itself.
 
     Over Spark Connect, and where the JVM is kept from Python, functions go to no file of PySpark's: it is the value.
 

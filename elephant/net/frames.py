@@ -258,7 +258,7 @@ def _decode_spec(entry: Any, limits: Limits) -> Spec:
 
 
 def shown(value: object) -> str:
-    """Returns what was received as an error tells it: its beginning, where it is long.
+    """Returns a text for an error of a value that was received: its beginning, where it is long.
 
     >>> shown("ab"), shown([0] * 1000)[-21:]
     ("'ab'", '... (3000 characters)')

@@ -616,7 +616,7 @@ FAULTS = (
     Fault(
         name="token-unchecked-by-client",
         file="elephant/net/handshake.py",
-        old='if not hmac.compare_digest(answer[_HELLO_BYTES:], proof(token, "server", own, server_nonce, context)):',
+        old='if not hmac.compare_digest(answer[HELLO_BYTES:], proof(token, "server", own, server_nonce, context)):',
         new="if False:",
         breaks="A client gives its proof, and its data, to whoever answers.",
         tests=(f"{_NET}/test_authentication.py",),
