@@ -636,7 +636,7 @@ FAULTS = (
         new="if mode & stat.S_IWOTH and is_sticky:",
         breaks="A library is loaded from where every user of the machine could put another one.",
         tests=(
-            "tests/parameter_server/test_optimizers.py::test_adam_when_every_user_could_replace_its_library_then_it_is_not_loaded",
+            "tests/parameter_server/test_optimizers.py::test_library_when_every_user_could_replace_it_then_is_refused",
         ),
     ),
     Fault(
