@@ -10,6 +10,10 @@ VENV ?= .venv$(BACKEND:%=-%)
 PYTHON ?=
 PYTEST_ARGS ?=
 
+# Of `make fuzz`: inputs of each property, and seconds of each that Atheris tries.
+FUZZ_EXAMPLES ?= 3000
+FUZZ_SECONDS ?= 60
+
 # Two processes of pytest; tests that share a Spark session, or a pool of processes, run in one (tests/support/grouping.py).
 PYTEST = -m pytest -n 2 --dist loadscope
 
@@ -97,6 +101,11 @@ gpu-check: venv ## try this machine's GPUs with real ranks, without Spark (GPU_C
 .PHONY: mutate
 mutate: venv ## plant small faults, one at a time, and see that tests find them (MUTATE_ARGS="--only ring")
 	@"$$VENV/bin/python" tests/mutations/run.py $(MUTATE_ARGS)
+
+.PHONY: fuzz
+fuzz: venv ## try parsers and servers with many more odd inputs: half an hour (FUZZ_EXAMPLES=20000, FUZZ_SECONDS=300)
+	@FUZZ_EXAMPLES="$(FUZZ_EXAMPLES)" "$$VENV/bin/python" $(PYTEST) tests/fuzz -p no:randomly --hypothesis-profile=fuzz $(PYTEST_ARGS)
+	@"$$VENV/bin/python" tests/fuzz/coverage_guided.py $(FUZZ_SECONDS)
 
 .PHONY: test-versions
 test-versions: venv ## run some tests with the versions of tests/versions/matrix.yaml: over an hour (VERSIONS_ARGS="--only emr")

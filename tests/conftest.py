@@ -23,6 +23,8 @@ pytest_plugins = ["budget", "grouping"]
 PATIENT = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("dev", max_examples=20, **PATIENT)
 settings.register_profile("ci", max_examples=100, **PATIENT)
+# What `make fuzz` runs tests/fuzz with.
+settings.register_profile("fuzz", max_examples=int(os.environ.get("FUZZ_EXAMPLES", "3000")), **PATIENT)
 settings.load_profile("dev")
 
 

@@ -30,6 +30,7 @@ from elephant.backends.tensorflow_gradients import lookups_of
 from elephant.collective.process_group import ProcessGroup
 from elephant.collective.shared_memory import SharedMemory
 from elephant.net.buffers import ALIGNMENT
+from elephant.storage.filesystem import require_safe_library
 
 if TYPE_CHECKING:
     import keras
@@ -100,12 +101,13 @@ class Library:
     """The loaded library: the op, and the functions that its kernel is set up by.
 
     Raises:
-        Exception: It is not the one that belongs to this version of the package.
+        Exception: It is not the one that belongs to this version of the package, or others could replace it.
     """
 
     def __init__(self, path: Path) -> None:
         import tensorflow as tf
 
+        require_safe_library(path)
         self.op = tf.load_op_library(str(path)).elephant_exchange
         functions = ctypes.CDLL(str(path))
         version = ctypes.c_int32.in_dll(functions, "elephant_exchange_version").value

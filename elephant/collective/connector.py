@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import get_type_hints
 
 from elephant.collective.operation import Operation
 from elephant.collective.topology import host_key, own_key
@@ -29,7 +29,7 @@ from elephant.collective.watch.peer import watched_ranks
 from elephant.errors import AuthenticationError, DeadlineExceededError, NetworkError, PeerLostError, ProtocolError
 from elephant.net.addresses import Address, Endpoint, local_listening_socket, local_name, name_of
 from elephant.net.deadline import Deadline
-from elephant.net.frames import Limits, Message
+from elephant.net.frames import Limits, Message, require, shown
 from elephant.net.stream import Listener, Stream, connect
 
 logger = logging.getLogger(__name__)
@@ -222,11 +222,10 @@ class PeerHello:
         Raises:
             ProtocolError: It is none.
         """
-        fields: dict[str, Any] = dict(message.fields)
-        kinds = {"rank": int, "world_size": int, "purpose": str, "host": str}
-        if message.kind != "hello" or {name: type(value) for name, value in fields.items()} != kinds:
-            raise ProtocolError(f"Expected a hello. Received: {message.kind!r} with {fields!r}.")
-        return cls(**fields)
+        if message.kind != "hello":
+            raise ProtocolError(f"Expected a hello. Received: {shown(message.kind)}.")
+        require(message.fields, get_type_hints(cls), "a hello")
+        return cls(**message.fields)
 
 
 def call(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from elephant.checkpoint.manager import CheckpointSink
 from elephant.cluster.addresses import driver_addresses
+from elephant.cluster.broadcast import for_tasks
 from elephant.cluster.spark_job import end_attempt
 from elephant.driver.coordinator import Coordinator, EventSource, FitResult, refusals
 from elephant.driver.coordinator_location import coordinates_on_executors
@@ -216,9 +217,10 @@ def _train_on_executors(
     if config.asynchronous.server_placement == "executors":
         progress.note("serverPlacement='executors': as rank 0 coordinates, all parameter servers are beside it")
     fit = AsyncFitSpec(callbacks=job.callbacks, rows=model.rows, state=job.state, keeps=checkpoint_writer is not None)
+    extras = cloudpickle.dumps(fit)
     coordinator_spec = CoordinatorSpec(
         program="asynchronous",
-        extras=cloudpickle.dumps(fit),
+        extras=for_tasks(rows.session, extras, len(extras)),
         servers=number_of_parts(model.layout, config),
         port=config.asynchronous.port,
         layout=model.layout.to_json(),

@@ -272,7 +272,9 @@ class Coordinator:
             return None
         saved, _, parts = self._state_coming
         parts += event.arrays
-        arrays = saved.joined(parts) if sum(map(len, parts)) >= sum(map(math.prod, saved.shapes or [])) else None
+        arrays = (
+            saved.joined(parts) if sum(part.size for part in parts) >= sum(map(math.prod, saved.shapes or [])) else None
+        )
         return None if arrays is None else self._completed(arrays)
 
     def _completed(self, arrays: Sequence[np.ndarray]) -> Event | None:

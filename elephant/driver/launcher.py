@@ -12,12 +12,13 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
 import pyarrow as pa
 
 from elephant.cluster.addresses import driver_addresses
+from elephant.cluster.broadcast import for_tasks, in_task
 from elephant.cluster.executors import ExecutorAbsence, profile_of
 from elephant.cluster.spark_job import SparkJob
 from elephant.config import Timeouts
@@ -95,6 +96,8 @@ class SparkLauncher(Launcher):
     def start(self, spec: TaskSpec, run: RunContext) -> SparkJob:
         session = self._rows.session
         profile = profile_of(session, spec.plan.profile)
+        job = in_task(spec.job)
+        spec = replace(spec, job=for_tasks(session, job, len(job)))
         action = functools.partial(self._rows.run, self.task(spec, run), barrier=self.is_barrier, profile=profile)
         return SparkJob(session, f"elephant-{run.run_id}", action)
 

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from elephant.cluster.broadcast import for_tasks, in_task
 from elephant.cluster.spark_job import RESULT_SCHEMA, SparkJob, cancellation, described
 from elephant.config import FitConfig, Timeouts
 from elephant.errors import (
@@ -48,6 +49,7 @@ from elephant.task.specs import RunContext
 if TYPE_CHECKING:
     from socket import socket
 
+    from pyspark import Broadcast
     from pyspark.sql import SparkSession
 
     from elephant.driver.server_model import ServerModel
@@ -310,7 +312,11 @@ def is_wildcard(host: str) -> bool:
 
 
 def host_server(
-    parts: Sequence[ServerPart], run: RunContext, port: int, timeouts: Timeouts, batches: Iterable[pa.RecordBatch]
+    parts: Sequence[ServerPart] | Broadcast[Sequence[ServerPart]],
+    run: RunContext,
+    port: int,
+    timeouts: Timeouts,
+    batches: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     """Hosts one server until the fit has ended; the function that ``mapInArrow`` runs.
 
@@ -341,7 +347,7 @@ def host_server(
             if context is not None and context.attemptNumber() > 0:
                 _stand_by(index, host, client, ended)
             else:
-                _host(parts[index], index, host, port + index if port else 0, run, client, ended)
+                _host(in_task(parts)[index], index, host, port + index if port else 0, run, client, ended)
         except ElephantError as error:
             client.send(RankFailure(rank=index, host=host, kind=kind_of(error), message=str(error)))
     yield from ()
@@ -399,7 +405,8 @@ class ExecutorServers(ServerGroup):
         self._failure: str | None = None
         self._channel = Channel(bind_host=bind, token=run.token, run_id=run.run_id, timeouts=timeouts)
         here = RunContext(run_id=run.run_id, token=run.token, driver=(run.driver[0], self._channel.port))
-        host = functools.partial(host_server, parts, here, port, timeouts)
+        num_bytes = sum(vector.nbytes for part in parts for vector in (part.values, part.state, *part.slots))
+        host = functools.partial(host_server, for_tasks(session, parts, num_bytes), here, port, timeouts)
         stage = session.range(0, len(parts), 1, len(parts)).mapInArrow(host, RESULT_SCHEMA)
         with described(session, "parameter servers"):
             self._job = SparkJob(session, f"elephant-servers-{run.run_id}", stage.collect)

@@ -72,6 +72,9 @@ _UNPLACED_CLASSES = (
 # Packages of Keras' team: Keras imports them where a config names them. Here the caller has imported them.
 _PACKAGES_OF_KERAS = ("keras_cv", "keras_hub", "keras_nlp")
 _DEEP = "a config that is nested too deeply to be looked at"
+_LARGE = "a config that is too large to be looked at"
+# Of a config: a few hundred bytes for each layer. A small archive may hold a text of any length.
+_MOST_CONFIG_BYTES = 1 << 26
 _NAMES = ("class_name", "module", "name", "registered_name")
 # Values, which have no code.
 _VALUES = ("__bytes__", "__ellipsis__", "__keras_tensor__", "__numpy__", "__slice__", "__tensor__")
@@ -157,6 +160,8 @@ def _of_archive(content: bytes) -> tuple[dict[str, str | bytes], list[str]]:
             if name.endswith(".h5"):
                 with archive.open(name) as member, h5py.File(member) as file:
                     elsewhere += _read_elsewhere(file)
+        if archive.getinfo("config.json").file_size > _MOST_CONFIG_BYTES:
+            return {}, [*elsewhere, _LARGE]
         return {_MODEL: archive.read("config.json")}, elsewhere
 
 

@@ -446,6 +446,9 @@ class StateSaved(Event):
     def joined(self, parts: Sequence[np.ndarray]) -> list[np.ndarray] | None:
         """Returns the arrays of what has come of `in_parts`, in their order; None where more is to come.
 
+        Raises:
+            ProtocolError: A piece is none of the array whose turn it is.
+
         >>> values = [np.eye(2), np.ones(())]
         >>> saved = StateSaved(rank=0, epochs=1, history={}, facts={}, names=["a", "b"], arrays=values)
         >>> first, arrays = saved.in_parts()
@@ -459,6 +462,8 @@ class StateSaved(Event):
             while not pieces or missing > 0:
                 if (piece := next(left, None)) is None:
                     return None
+                if piece.ndim != 1 or not 0 <= missing - len(piece) < max(missing, 1):
+                    raise ProtocolError(f"expected pieces of an array of shape {shape}. Received: {piece.shape}.")
                 pieces.append(piece)
                 missing -= len(piece)
             arrays.append((pieces[0] if len(pieces) == 1 else np.concatenate(pieces)).reshape(shape))

@@ -162,12 +162,12 @@ def decode_manifest(data: bytes, header: FrameHeader, limits: Limits) -> Manifes
     try:
         manifest = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"Expected a manifest in JSON. Received: {_shown(data)} ({error}).") from None
+        raise ProtocolError(f"Expected a manifest in JSON. Received: {shown(data)} ({error}).") from None
     if not isinstance(manifest, dict) or not {"fields", "arrays"} <= manifest.keys() <= {"fields", "arrays", "kind"}:
-        raise ProtocolError(f'Expected a manifest with "fields" and "arrays". Received: {_shown(manifest)}.')
+        raise ProtocolError(f'Expected a manifest with "fields" and "arrays". Received: {shown(manifest)}.')
     fields, arrays = manifest["fields"], manifest["arrays"]
     if not isinstance(fields, dict) or not isinstance(arrays, list):
-        raise ProtocolError(f"Expected fields in an object and arrays in a list. Received: {_shown(manifest)}.")
+        raise ProtocolError(f"Expected fields in an object and arrays in a list. Received: {shown(manifest)}.")
     specs = tuple(_decode_spec(entry, limits) for entry in arrays)
     total = sum(dtype.itemsize * math.prod(shape) for dtype, shape in specs)
     if total != header.payload_bytes:
@@ -222,8 +222,8 @@ def _to_json(manifest: dict[str, Any]) -> bytes:
         # Half a surrogate pair, as in the name of a file that is no UTF-8, becomes JSON's own escape for it.
         return text.encode("utf-8", "backslashreplace")
     except (TypeError, ValueError, RecursionError) as error:
-        shown = _shown(manifest["fields"])
-        raise ConfigurationError(f"fields: expected JSON values. Received: {shown} ({error}).") from None
+        received = shown(manifest["fields"])
+        raise ConfigurationError(f"fields: expected JSON values. Received: {received} ({error}).") from None
 
 
 def _check_limit(part: str, received: int, limit: int) -> None:
@@ -236,30 +236,35 @@ def _decode_kind(number: int, manifest: dict[str, Any]) -> str | int:
         return number
     name = manifest.get("kind")
     if not isinstance(name, str):
-        raise ProtocolError(f"Expected a name as the kind of a frame. Received: {_shown(name)}.")
+        raise ProtocolError(f"Expected a name as the kind of a frame. Received: {shown(name)}.")
     return name
 
 
 def _decode_spec(entry: Any, limits: Limits) -> Spec:
     if not isinstance(entry, list) or len(entry) != 2 or not isinstance(entry[1], list):
-        raise ProtocolError(f"Expected an array as [dtype, shape]. Received: {_shown(entry)}.")
+        raise ProtocolError(f"Expected an array as [dtype, shape]. Received: {shown(entry)}.")
     code, shape = entry
     if not isinstance(code, str) or code not in _DTYPES:
-        raise ProtocolError(f"Expected a dtype among {', '.join(_DTYPES)}. Received: {_shown(code)}.")
+        raise ProtocolError(f"Expected a dtype among {', '.join(_DTYPES)}. Received: {shown(code)}.")
     if len(shape) > _MAX_DIMENSIONS or any(type(size) is not int or size < 0 for size in shape):
-        raise ProtocolError(f"Expected at most {_MAX_DIMENSIONS} sizes of zero or more. Received: {_shown(shape)}.")
+        raise ProtocolError(f"Expected at most {_MAX_DIMENSIONS} sizes of zero or more. Received: {shown(shape)}.")
     dtype = _DTYPES[code]
     # A zero counts as one here, so that (0, 2**62) cannot overflow numpy's own arithmetic.
     if dtype.itemsize * math.prod(max(size, 1) for size in shape) > max(limits.max_payload_bytes, dtype.itemsize):
         raise ProtocolError(
-            f"Expected an array within {limits.max_payload_bytes} bytes. Received: {_shown(shape)} of {dtype.name}."
+            f"Expected an array within {limits.max_payload_bytes} bytes. Received: {shown(shape)} of {dtype.name}."
         )
     return dtype, tuple(shape)
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """Returns a text for an error of a value that was received: its beginning, where it is long.
+
+    >>> shown("ab"), shown([0] * 1000)[-21:]
+    ("'ab'", '... (3000 characters)')
+    """
     text = repr(value)
-    return text if len(text) <= 120 else f"{text[:120]}... ({len(text)} characters)"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text)} characters)"
 
 
 def require(
@@ -275,14 +280,13 @@ def require(
     elephant.errors.ProtocolError: expected StepEnded with step as int of zero or more. Received: -1.
     """
     if not expected.keys() - optional <= values.keys() <= expected.keys():
-        raise ProtocolError(f"expected the fields of {what}. Received: {sorted(values)}.")
+        raise ProtocolError(f"expected the fields of {what}. Received: {shown(sorted(values))}.")
     for name, value in values.items():
         if not fits(value, expected[name]):
-            annotation, received = expected[name], repr(value)
-            shown = annotation.__name__ if type(annotation) is type else annotation
+            annotation = expected[name]
+            form = annotation.__name__ if type(annotation) is type else annotation
             limits = " of zero or more" if annotation is int else ""
-            cut = received if len(received) <= _SHOWN else f"{received[:_SHOWN]}..."
-            raise ProtocolError(f"expected {what} with {name} as {shown}{limits}. Received: {cut}.")
+            raise ProtocolError(f"expected {what} with {name} as {form}{limits}. Received: {shown(value)}.")
 
 
 def fits(value: Any, annotation: Any) -> bool:

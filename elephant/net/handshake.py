@@ -39,7 +39,7 @@ NONCE_BYTES = 32
 PROOF_BYTES = 32
 MIN_TOKEN_BYTES = 16
 REFUSAL = bytes(PROOF_BYTES)
-_HELLO_BYTES = len(PREAMBLE) + NONCE_BYTES
+HELLO_BYTES = len(PREAMBLE) + NONCE_BYTES
 
 logger = logging.getLogger(__name__)
 # Hosts that are told apart: whoever reaches the port may come from as many addresses as it likes.
@@ -85,9 +85,9 @@ def client_handshake(token: bytes, context: str, nonce: bytes | None = None) -> 
     """
     check_token(token)
     own = nonce or os.urandom(NONCE_BYTES)
-    answer = yield Step(PREAMBLE + own, _HELLO_BYTES + PROOF_BYTES)
-    server_nonce = _nonce_of(answer[:_HELLO_BYTES])
-    if not hmac.compare_digest(answer[_HELLO_BYTES:], proof(token, "server", own, server_nonce, context)):
+    answer = yield Step(PREAMBLE + own, HELLO_BYTES + PROOF_BYTES)
+    server_nonce = _nonce_of(answer[:HELLO_BYTES])
+    if not hmac.compare_digest(answer[HELLO_BYTES:], proof(token, "server", own, server_nonce, context)):
         yield Step(REFUSAL, 0)
         raise AuthenticationError(_refused("server", context))
     yield Step(proof(token, "client", own, server_nonce, context), 0)
@@ -97,7 +97,7 @@ def server_handshake(token: bytes, context: str, nonce: bytes | None = None) -> 
     """Yields the steps of the side that accepted; arguments and errors mirror those of ``client_handshake``."""
     check_token(token)
     own = nonce or os.urandom(NONCE_BYTES)
-    client_nonce = _nonce_of((yield Step(b"", _HELLO_BYTES)))
+    client_nonce = _nonce_of((yield Step(b"", HELLO_BYTES)))
     answer = yield Step(PREAMBLE + own + proof(token, "server", client_nonce, own, context), PROOF_BYTES)
     if not hmac.compare_digest(answer, proof(token, "client", client_nonce, own, context)):
         raise AuthenticationError(_refused("client", context))

@@ -25,7 +25,7 @@ from elephant.parameter_server.layout import ServerSpec
 from elephant.parameter_server.server import ParameterServer
 from elephant.parameter_server.store import SnapshotImage
 from elephant.parameter_server.tables import ServedTables, empty_arrays
-from elephant.storage.folder import UNFINISHED, checksum, sealed, unsealed, write_whole
+from elephant.storage.folder import DAMAGES, UNFINISHED, checksum, sealed, unsealed, write_whole
 
 INITIAL = "initial"
 LATEST = "latest"
@@ -100,7 +100,7 @@ def read_image(folder: Path, name: str, spec: ServerSpec) -> SnapshotImage:
         if body["format"] != _FORMAT or body["run_id"] != spec.run_id:
             raise DataError(f"Expected a snapshot of {spec.run_id!r}. Received: one of {body['run_id']!r}.")
         return _read_arrays(folder / str(body["arrays"]), body, spec)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, *DAMAGES) as error:
         raise DataError(f"Expected a whole snapshot in {folder / name}.json. Received: {error!r}.") from error
 
 
@@ -113,10 +113,15 @@ def tidy(folder: Path) -> None:
 
 
 def _read_arrays(path: Path, body: dict[str, Any], spec: ServerSpec) -> SnapshotImage:
-    vectors = [aligned_vector(spec.num_values) for _ in range(1 + body["num_slots"])]
-    states = [np.empty(spec.num_state_values) for _ in range(1 + len(body["weights"]))]
     tables = empty_arrays(spec)
     of_tables = [array for one in tables for array in one.values()]
+    # Before any more memory is taken: a number in a damaged manifest may be any.
+    expected = 4 * spec.num_values * (1 + body["num_slots"]) + 8 * spec.num_state_values * (1 + len(body["weights"]))
+    expected += sum(array.nbytes for array in of_tables)
+    if path.stat().st_size != expected:
+        raise ValueError(f"{path.stat().st_size} bytes of arrays, not {expected}")
+    vectors = [aligned_vector(spec.num_values) for _ in range(1 + body["num_slots"])]
+    states = [np.empty(spec.num_state_values) for _ in range(1 + len(body["weights"]))]
     crc = 0
     with open(path, "rb", buffering=0) as file:
         for array in (*vectors, *states, *of_tables):

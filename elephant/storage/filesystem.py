@@ -14,6 +14,7 @@ import errno
 import os
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -58,6 +59,20 @@ def scratch_folder() -> str | None:
     A rank whose work folder is gone is about to end, and would leave behind what it put elsewhere.
     """
     return os.environ.get(WORK_FOLDER) or None
+
+
+def require_safe_library(path: Path) -> None:
+    """Raises PermissionError for a library that every user of this machine could replace, or a folder above it.
+
+    Args:
+        path: Of the library, absolute.
+    """
+    for place in (path, *path.parents):
+        mode = place.stat().st_mode
+        # In a sticky folder, as /tmp is, nobody replaces what is another user's.
+        is_sticky = stat.S_ISDIR(mode) and bool(mode & stat.S_ISVTX)
+        if mode & stat.S_IWOTH and not is_sticky:
+            raise PermissionError(f"{place} can be written to by every user: take that away (chmod o-w)")
 
 
 def is_full(error: OSError) -> bool:

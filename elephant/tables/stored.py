@@ -19,12 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from elephant.errors import CheckpointError
+from elephant.errors import CheckpointError, ProtocolError
+from elephant.net.frames import require, shown
 from elephant.storage.filesystem import scratch_folder
 from elephant.storage.folder import DAMAGES, folder_at
 
 # A reference begins with it.
 _MARK = b"elephant-table:"
+_FIELDS = {"url": str, "name": str, "shape": list[int], "parts": int}
 # Rows that are copied at a time.
 _BLOCK_ROWS = 1 << 18
 
@@ -53,6 +55,9 @@ class StoredTable:
     def from_array(cls, array: Any) -> StoredTable | None:
         """Returns the table that an array refers to; None where it is no reference, but values.
 
+        Raises:
+            CheckpointError: It begins as a reference, and is none.
+
         >>> table = StoredTable(url="/tables", name="users", shape=(5, 2), parts=2)
         >>> StoredTable.from_array(table.to_array()) == table, StoredTable.from_array(np.zeros((5, 2)))
         (True, None)
@@ -62,8 +67,18 @@ class StoredTable:
         content = np.asarray(array).tobytes()
         if not content.startswith(_MARK):
             return None
-        fields = json.loads(content[len(_MARK) :])
-        return cls(**{**fields, "shape": tuple(fields["shape"])})
+        try:
+            fields = json.loads(content[len(_MARK) :])
+            require(fields, _FIELDS, "a table's reference")
+            rows, width = fields["shape"]
+            if not fields["parts"] or Path(fields["name"]).name != fields["name"]:
+                raise ValueError("not the name or the number of files")
+        except (ProtocolError, *DAMAGES) as error:
+            raise CheckpointError(
+                f"expected the folder of a table that is in none of the model's or state's files. Received: "
+                f"{shown(content)} ({type(error).__name__}: {error}). Use the state before it, or save the model again."
+            ) from error
+        return cls(**{**fields, "shape": (rows, width)})
 
     def write(self, part: int, rows: np.ndarray) -> None:
         """Writes a part.

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from elephant.backends.process_environment import process_environment
+from elephant.cluster.broadcast import in_task
 from elephant.errors import COORDINATOR_LOST, ENDED, FROZEN, ElephantError, kind_of
 from elephant.monitor.events import Event, Printed, RankFailure, TaskStarted, packed
 from elephant.monitor.log_stream import is_noise
@@ -179,7 +180,7 @@ class CoordinatorHandle:
             keeps_files=spec.brings_files,
             holds=_HOLDS,
         )
-        process.send(spec.job)
+        process.send(in_task(spec.job))
         # No variables besides: they are those of devices, of which it has none.
         process.send(b"{}")
         return process
@@ -194,7 +195,7 @@ class CoordinatorHandle:
             channel_fd=channel,
             server_fds=servers,
             timeouts=self._spec.timeouts,
-            extras=self._coordinator_spec.extras,
+            extras=in_task(self._coordinator_spec.extras),
         )
         self._process.send(info.to_bytes())
         for sock in self._sockets:

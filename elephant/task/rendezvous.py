@@ -13,12 +13,32 @@ import json
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from elephant import __version__
 from elephant.cluster.session import minor
-from elephant.errors import ENDED, ClusterError, DataError, PeerLostError, user_error
+from elephant.errors import ENDED, ClusterError, DataError, PeerLostError, ProtocolError, user_error
 from elephant.monitor.events import RankFailure
+from elephant.net.frames import require, shown
 from elephant.task.gpu_devices import Device
+
+# Of a report, as JSON has them.
+_FIELDS = {
+    "rank": int,
+    "run_id": str,
+    "name": str,
+    "host": str,
+    "port": int,
+    "num_rows": int,
+    "num_marked": int,
+    "row_shapes": dict[str, list[int]],
+    "versions": dict[str, str],
+    "coordinator_ports": list[int],
+    "executor": str,
+    "assigned": dict[str, Any] | None,
+    "shareable": list[dict[str, Any]],
+    "failure": dict[str, Any] | None,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +84,16 @@ class RankReport:
 
     @classmethod
     def from_text(cls, text: str) -> RankReport:
-        """Reads the form of `to_text`."""
-        fields = json.loads(text)
+        """Reads the form of `to_text`; raises ProtocolError for anything else."""
+        try:
+            fields = json.loads(text)
+            require(fields, _FIELDS, "a rank's report")
+            return cls._of(fields)
+        except (AttributeError, TypeError, ValueError, RecursionError) as error:
+            raise ProtocolError(f"expected a rank's report. Received: {shown(text)} ({error}).") from error
+
+    @classmethod
+    def _of(cls, fields: dict[str, Any]) -> RankReport:
         fields["row_shapes"] = {role: tuple(shape) for role, shape in fields["row_shapes"].items()}
         fields["assigned"] = None if fields["assigned"] is None else Device(**fields["assigned"])
         fields["shareable"] = tuple(Device(**device) for device in fields["shareable"])

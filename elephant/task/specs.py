@@ -17,6 +17,7 @@ from elephant.net.addresses import Address
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark import Broadcast
 
 # In the work folder of a coordinator's process that has failed: what it had heard until then.
 HEARD_FILE = "heard"
@@ -30,7 +31,7 @@ class TaskSpec:
     Args:
         program: What the ranks run, by its name in `elephant.rank.program`.
         driver_versions: What of `installed_versions` all ranks must share with the driver.
-        job: The pickled job of the program; tasks only pass it on.
+        job: The pickled job of the program, which tasks only pass on; see `elephant.cluster.broadcast.for_tasks`.
         backend: The Keras backend to compute with; None leaves it to Keras.
         schema: What the rows hold; None when they are not looked at.
         timeouts: How long waits may last.
@@ -43,7 +44,7 @@ class TaskSpec:
 
     program: str
     driver_versions: dict[str, str]
-    job: bytes
+    job: bytes | Broadcast[bytes]
     backend: str | None
     schema: DataSchema | None
     timeouts: Timeouts
@@ -90,14 +91,14 @@ class CoordinatorSpec:
 
     Args:
         program: What its process runs, by its name in `elephant.driver.coordinator_process`.
-        extras: The pickled `AsyncFitSpec` of an asynchronous fit; else nothing.
+        extras: The pickled `AsyncFitSpec` of an asynchronous fit, as `TaskSpec.job` is; else nothing.
         servers: Parameter servers.
         port: The first one's, or zero.
         layout: `Layout.to_json` of the weights and tables; empty without servers.
     """
 
     program: str
-    extras: bytes = field(default=b"", repr=False)
+    extras: bytes | Broadcast[bytes] = field(default=b"", repr=False)
     servers: int = 0
     port: int = 0
     layout: dict[str, Any] = field(default_factory=dict)

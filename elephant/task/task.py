@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from elephant.backends.process_environment import process_environment
+from elephant.cluster.broadcast import in_task
 from elephant.cluster.spark_job import InputStreamError
 from elephant.data.schema import DataSchema
 from elephant.data.shard import ShardSummary, ShardWriter
@@ -274,7 +275,7 @@ class Task(ABC):
             for place, listener in enumerate(listeners)
         ]
         rank_processes = RankProcessGroup(self.rank, starts, self._shards)
-        rank_processes.send(self._spec.job)
+        rank_processes.send(in_task(self._spec.job))
         return rank_processes
 
     def _terminate(self) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import tracemalloc
 import zipfile
 
 import h5py
@@ -283,6 +284,20 @@ JSON = st.recursive(
     ),
     max_leaves=12,
 )
+
+
+def test_file_when_its_small_archive_holds_a_huge_config_then_it_is_refused_and_not_read():
+    content, blank = io.BytesIO(), b" " * (1 << 20)
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as made, made.open("config.json", "w") as config:
+        for _ in range(65):
+            config.write(blank)
+    assert len(content.getvalue()) < 1 << 18
+    tracemalloc.start()
+    try:
+        assert code_of_file(content.getvalue(), ".keras") == ["a config that is too large to be looked at"]
+        assert tracemalloc.get_traced_memory()[1] < 1 << 22
+    finally:
+        tracemalloc.stop()
 
 
 @given(JSON)

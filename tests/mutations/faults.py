@@ -632,10 +632,38 @@ FAULTS = (
     Fault(
         name="token-unchecked-by-client",
         file="elephant/net/handshake.py",
-        old='if not hmac.compare_digest(answer[_HELLO_BYTES:], proof(token, "server", own, server_nonce, context)):',
+        old='if not hmac.compare_digest(answer[HELLO_BYTES:], proof(token, "server", own, server_nonce, context)):',
         new="if False:",
         breaks="A client gives its proof, and its data, to whoever answers.",
         tests=(f"{_NET}/test_authentication.py",),
+    ),
+    Fault(
+        name="large-job-beside-the-token",
+        file="elephant/cluster/broadcast.py",
+        old="context = jvm_context(session) if num_bytes > _LARGE_BYTES else None",
+        new="context = None",
+        breaks="PySpark writes the token to files, together with a large model.",
+        tests=("tests/cluster/test_broadcast.py",),
+    ),
+    Fault(
+        name="library-that-others-replace",
+        file="elephant/storage/filesystem.py",
+        old="if mode & stat.S_IWOTH and not is_sticky:",
+        new="if mode & stat.S_IWOTH and is_sticky:",
+        breaks="A library is loaded from where every user of the machine could put another one.",
+        tests=(
+            "tests/parameter_server/test_optimizers.py::test_library_when_every_user_could_replace_it_then_is_refused",
+        ),
+    ),
+    Fault(
+        name="pieces-of-a-state-unchecked",
+        file="elephant/monitor/events.py",
+        old="if piece.ndim != 1 or not 0 <= missing - len(piece) < max(missing, 1):",
+        new="if piece.ndim != 1:",
+        breaks="A peer's odd piece of a state is an error of numpy's in the driver.",
+        tests=(
+            "tests/fuzz/test_messages.py::test_state_when_its_parts_are_anything_then_is_whole_or_awaits_more_or_is_refused",
+        ),
     ),
     Fault(
         name="proof-without-context",

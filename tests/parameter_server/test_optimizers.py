@@ -1,8 +1,10 @@
 """Rules: each one against Keras for 100 steps, and any cut into stripes and servers against none."""
 
+import shutil
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -18,6 +20,7 @@ from elephant.errors import ConfigurationError
 from elephant.parameter_server.layout import Layout
 from elephant.parameter_server.optimizers import clipping_of, rule_of, rules, without_clipping
 from elephant.parameter_server.optimizers.base import BLOCK_VALUES
+from elephant.storage.filesystem import require_safe_library
 
 schedules = keras.optimizers.schedules
 
@@ -131,6 +134,35 @@ def test_adam_when_its_library_cannot_be_loaded_then_numpy_does_it_and_the_log_s
     assert "Adam is applied by numpy" in caplog.text
     (tmp_path / "native" / "adam.abi3.so").unlink()
     assert rules.one_pass_adam.__wrapped__() is None
+
+
+@pytest.mark.parametrize("place", ["native/adam.abi3.so", "native", "."])
+def test_library_when_every_user_could_replace_it_then_is_refused(tmp_path, place):
+    path, odd = tmp_path / "native" / "adam.abi3.so", tmp_path / place
+    path.parent.mkdir(mode=0o755)
+    path.touch(mode=0o755)
+    require_safe_library(path)
+    odd.chmod(0o777)
+    with pytest.raises(PermissionError, match=rf"{odd} can be written to by every user: .* \(chmod o-w\)"):
+        require_safe_library(path)
+    if odd.is_dir():
+        # As in /tmp, where everybody writes and nobody replaces what is another user's.
+        odd.chmod(0o1777)
+        require_safe_library(path)
+
+
+@pytest.mark.skipif(rules.one_pass_adam() is None, reason="it was not built: there was no C compiler")
+def test_adam_when_every_user_could_replace_its_library_then_numpy_does_it_and_the_log_says_so(
+    tmp_path, monkeypatch, caplog
+):
+    library = next((Path(rules.__file__).parent / "native").glob("adam*.so"))
+    (tmp_path / "native").mkdir(mode=0o755)
+    shutil.copy(library, tmp_path / "native" / "adam.abi3.so")
+    monkeypatch.setattr(rules, "__file__", str(tmp_path / "rules.py"))
+    assert rules.one_pass_adam.__wrapped__() is not None
+    (tmp_path / "native").chmod(0o777)
+    assert rules.one_pass_adam.__wrapped__() is None
+    assert "Adam is applied by numpy" in caplog.text and "chmod o-w" in caplog.text
 
 
 LAYOUT = Layout([("a", (37,)), ("b", (5, 5)), ("c", ()), ("d", (70,)), ("e", (16,))])

@@ -5,6 +5,7 @@ import importlib.metadata
 import os
 import pickle
 import signal
+import stat
 import subprocess
 import sys
 import textwrap
@@ -21,7 +22,9 @@ from tiers import in_tiers
 from elephant.backends.process_environment import process_environment
 from elephant.errors import ENDED, FROZEN
 from elephant.rank.process_pipe import PULSE_FILE, RESULT_FILE
+from elephant.task import warm_processes
 from elephant.task.process import RankProcess
+from elephant.task.warm_processes import new_work_folder
 
 
 @pytest.fixture
@@ -44,6 +47,38 @@ def first_pulse(process):
 def test_process_when_it_runs_then_knows_its_work_folder(process):
     child = first_pulse(process)
     assert child.environ()["ELEPHANT_WORK_FOLDER"] == str(process.work_folder)
+
+
+def test_work_folders_when_every_user_may_write_beside_them_then_are_this_user_s_alone_and_not_to_be_guessed(
+    tmp_path, monkeypatch
+):
+    tmp_path.chmod(0o1777)
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    before = os.umask(0)
+    try:
+        folders = [new_work_folder("elephant-rank-") for _ in range(20)]
+    finally:
+        os.umask(before)
+    assert {stat.S_IMODE(folder.stat().st_mode) for folder in folders} == {0o700}
+    # What is the same in all is no secret: the rest is drawn.
+    same = len(os.path.commonprefix([folder.name for folder in folders]))
+    drawn = {folder.name[same:] for folder in folders}
+    assert len(drawn) == 20 and min(map(len, drawn)) >= 7
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o770, 0o777])
+def test_folder_of_servers_when_others_can_enter_it_then_is_refused(tmp_path, monkeypatch, mode):
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    folder = warm_processes._own_folder(os.getpid())
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700 and warm_processes._own_folder(os.getpid()) == folder
+    folder.chmod(mode)
+    with pytest.raises(PermissionError, match="a folder of this user alone"):
+        warm_processes._own_folder(os.getpid())
+    folder.rmdir()
+    # Another user may have made it before, and a link is none, wherever it leads to.
+    folder.symlink_to(tmp_path)
+    with pytest.raises(OSError):
+        warm_processes._own_folder(os.getpid())
 
 
 def test_process_when_it_cannot_be_started_then_nothing_is_left_of_it(tmp_path, monkeypatch):

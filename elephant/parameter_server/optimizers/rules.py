@@ -25,6 +25,7 @@ from elephant.parameter_server.optimizers.wrappers import (
     clipping_of,
     without_clipping,
 )
+from elephant.storage.filesystem import require_safe_library
 
 logger = logging.getLogger(__name__)
 
@@ -216,6 +217,7 @@ def one_pass_adam() -> Callable[..., None] | None:
     if path is None:
         return None
     try:
+        require_safe_library(path)
         update: Callable[..., None] = ctypes.CDLL(str(path)).elephant_adam
     except (OSError, AttributeError) as error:
         logger.warning("Adam is applied by numpy, in more time: expected a library in %s. Received: %s", path, error)
