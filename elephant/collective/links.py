@@ -34,6 +34,7 @@ from elephant.collective.watch.failure_detector import FailureDetector
 from elephant.errors import DeadlineExceededError, PeerLostError
 from elephant.net import socket_io
 from elephant.net.deadline import Deadline
+from elephant.net.tls import AnySocket
 
 _JOIN_S = 5.0
 
@@ -60,9 +61,9 @@ class LinkPair:
 
     def __init__(
         self,
-        source: socket.socket,
+        source: AnySocket,
         source_rank: int,
-        target: socket.socket,
+        target: AnySocket,
         target_rank: int,
         detector: FailureDetector,
     ) -> None:
@@ -106,9 +107,10 @@ class LinkPair:
         """
         poller = self._pollers.get((reading, writing, descriptor)) or self._new_poller(reading, writing, descriptor)
         try:
-            ready = poller.poll(operation.deadline.remaining_ms())
+            timeout_ms = operation.deadline.remaining_ms()
         except DeadlineExceededError:
             raise self.detector.absence(operation) from None
+        ready = poller.poll(0 if reading and socket_io.holds_bytes(self.source) else timeout_ms)
         for ready_one, _ in ready:
             if ready_one == self._watch_descriptor:
                 self.detector.check(operation)
@@ -326,7 +328,7 @@ class SenderThread:
         sock: The connection to the next rank, non-blocking; not owned.
     """
 
-    def __init__(self, sock: socket.socket, name: str) -> None:
+    def __init__(self, sock: AnySocket, name: str) -> None:
         self._sock = sock
         self._name = name
         self._thread: threading.Thread | None = None

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import importlib
 import select
-import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -25,6 +24,7 @@ from elephant.collective.operation import MESSAGE, Operation, is_half, name_of, 
 from elephant.errors import DeadlineExceededError, NetworkError, PeerLostError, ProtocolError
 from elephant.net import frames, socket_io
 from elephant.net.deadline import Deadline
+from elephant.net.tls import AnySocket
 
 # How much may wait to be sent before a send waits itself.
 _MOST_WAITING_BYTES = 1 << 28
@@ -131,7 +131,7 @@ class OutgoingLink(Member):
         bytes_sent: Bytes that were handed to it so far.
     """
 
-    def __init__(self, sock: socket.socket, generation: Generation, group: int, number: int) -> None:
+    def __init__(self, sock: AnySocket, generation: Generation, group: int, number: int) -> None:
         self.bytes_sent = 0
         self._sock = sock
         self._generation = generation
@@ -254,7 +254,7 @@ class IncomingLink(Member):
         self._generation = generation
         self._group = group
         self._number = number
-        self._sock: socket.socket | None = None
+        self._sock: AnySocket | None = None
         self._poller = select.poll()
         self._busy = threading.Lock()
         self._is_closed = False
@@ -282,7 +282,7 @@ class IncomingLink(Member):
             finally:
                 self._busy.release()
 
-    def _take(self, operation: Operation) -> socket.socket:
+    def _take(self, operation: Operation) -> AnySocket:
         """Waits until the other rank has made the link."""
         detector, purpose = self._generation.detector, f"link/{self._group}"
         while True:
@@ -299,7 +299,7 @@ class IncomingLink(Member):
             if operation.deadline.expired:
                 raise detector.absence(operation)
 
-    def _received(self, sock: socket.socket, operation: Operation) -> list[np.ndarray]:
+    def _received(self, sock: AnySocket, operation: Operation) -> list[np.ndarray]:
         header = frames.decode_header(self._read(sock, frames.HEADER_BYTES, operation), _LIMITS)
         manifest = frames.decode_manifest(self._read(sock, header.manifest_bytes, operation), header, _LIMITS)
         arrays = [_typed(*one) for one in zip(manifest.empty_arrays(), *_kinds_of(manifest.fields), strict=True)]
@@ -307,12 +307,12 @@ class IncomingLink(Member):
             self._fill(sock, frames.raw_view(array), operation)
         return arrays
 
-    def _read(self, sock: socket.socket, count: int, operation: Operation) -> bytes:
+    def _read(self, sock: AnySocket, count: int, operation: Operation) -> bytes:
         buffer = bytearray(count)
         self._fill(sock, memoryview(buffer), operation)
         return bytes(buffer)
 
-    def _fill(self, sock: socket.socket, view: memoryview, operation: Operation) -> None:
+    def _fill(self, sock: AnySocket, view: memoryview, operation: Operation) -> None:
         detector = self._generation.detector
         while view:
             try:
@@ -339,7 +339,7 @@ class IncomingLink(Member):
             self._generation.leave(self)
 
 
-def _sent(sock: socket.socket, views: list[memoryview]) -> list[memoryview] | None:
+def _sent(sock: AnySocket, views: list[memoryview]) -> list[memoryview] | None:
     """Sends as much as the connection takes at once; returns the rest, or None where it takes nothing."""
     try:
         count = sock.sendmsg(views[:_MOST_BUFFERS])
