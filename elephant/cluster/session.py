@@ -57,7 +57,6 @@ _NAMES = (
     "spark.dynamicAllocation.maxExecutors",
     "spark.dynamicAllocation.minExecutors",
     "spark.dynamicAllocation.shuffleTracking.enabled",
-    "spark.elephant.allowPlaintext",
     "spark.elephant.gpuResource",
     "spark.elephant.warmWorkers",
     "spark.executor.cores",

@@ -73,7 +73,7 @@ def _attempt_with_servers(
 ) -> Iterator[RunAttempt[FitResult]]:
     session, addresses = rows.session, driver_addresses(rows.session)
     with contextlib.ExitStack() as closing:
-        run, channel = closing.enter_context(open_channel(addresses, job.config.timeouts))
+        run, channel = closing.enter_context(open_channel(addresses, spec))
         servers = closing.enter_context(_servers(session, job, model, run, addresses[1]))
         fit = closing.enter_context(
             AsynchronousFit(
@@ -225,7 +225,7 @@ def _train_on_executors(
     attempt_on = functools.partial(
         attempt_beside_rank_0,
         coordinator_spec,
-        spec.plan.gpus_per_worker,
+        spec,
         progress,
         result=the_coordinator,
         checkpoint_writer=checkpoint_writer,

@@ -217,11 +217,11 @@ def attempts_at_ranks(
             with a loss.
     """
     if coordinates_on_executors(session):
-        beside, ranks_per_task = CoordinatorSpec(program="synchronous"), spec.plan.gpus_per_worker
+        beside = CoordinatorSpec(program="synchronous")
         return functools.partial(
             attempt_beside_rank_0,
             beside,
-            ranks_per_task,
+            spec,
             progress,
             result=result,
             checkpoint_writer=checkpoint_writer,
@@ -232,7 +232,7 @@ def attempts_at_ranks(
     return functools.partial(
         attempt_here,
         SparkBarrierLauncher if recovery is None else SparkRestartableLauncher,
-        spec.timeouts,
+        spec,
         progress,
         result=result,
         checkpoint_writer=checkpoint_writer,

@@ -17,6 +17,7 @@ import pickle  # noqa: S403  (results come as rows of our own Spark job)
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from elephant.backends import VARIABLE
@@ -54,6 +55,7 @@ def run(
     use_gpu: bool | str = "auto",
     gpus_per_worker: int = 1,
     gpu_resource: str = "gpu",
+    encryption: bool | None = None,
 ) -> list[Result]:
     """Runs a function on N workers at the same time, and returns its results by rank.
 
@@ -88,6 +90,9 @@ def run(
         gpus_per_worker: GPUs of each worker. With more than one, the function is called once for each of them: there
             are as many ranks, and results, as GPUs.
         gpu_resource: What Spark calls GPUs, as in ``spark.executor.resource.NAME.amount``.
+        encryption: Whether the connections between workers, and to the driver, are encrypted, by TLS 1.3 with a key
+            pair of this run. None encrypts them where Spark is told to encrypt; False does not, whatever Spark is
+            told. What the function opens itself is its own concern.
 
     Returns:
         What the function returned on each worker, by rank. Results travel through Spark to the
@@ -120,6 +125,7 @@ def run(
         )
     check_call(fn, args, kwargs, num_workers, verbose, timeouts, env)
     _expect(spark is None or callable(getattr(spark, "range", None)), "spark", "a SparkSession", spark)
+    _expect(encryption is None or isinstance(encryption, bool), "encryption", "True, False or None", encryption)
     request = ResourceRequest(
         num_workers=num_workers, use_gpu=use_gpu, gpus_per_worker=gpus_per_worker, gpu_resource=gpu_resource
     )
@@ -132,7 +138,9 @@ def run(
         with _in_this_process(env):
             return [fn(*args, **kwargs)]
     session = spark or _session(num_workers)
-    return _run_on_spark(session, fn, args, kwargs, request, verbose=verbose, timeouts=timeouts, env=env)
+    return _run_on_spark(
+        session, fn, args, kwargs, request, verbose=verbose, timeouts=timeouts, env=env, encryption=encryption
+    )
 
 
 def distributed(
@@ -145,6 +153,7 @@ def distributed(
     use_gpu: bool | str = "auto",
     gpus_per_worker: int = 1,
     gpu_resource: str = "gpu",
+    encryption: bool | None = None,
 ) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, list[Result]]]:
     """Decorates a function: a call of it is an `elephant.run` of it, with the arguments of the call.
 
@@ -181,6 +190,7 @@ def distributed(
                 use_gpu=use_gpu,
                 gpus_per_worker=gpus_per_worker,
                 gpu_resource=gpu_resource,
+                encryption=encryption,
             )
 
         return run_it
@@ -208,9 +218,12 @@ def _run_on_spark(
     verbose: int | str,
     timeouts: Timeouts,
     env: Mapping[str, str],
+    encryption: bool | None,
 ) -> list[Result]:
     from elephant.cluster.checks.preflight import Requirements, preflight_checked
+    from elephant.cluster.checks.session_checks import encrypts
     from elephant.cluster.row_source import FrameRows
+    from elephant.cluster.session import session_settings
     from elephant.cluster.spark_job import counted, described
     from elephant.driver.coordinator_location import attempts_at_ranks
     from elephant.driver.run_ranks import RETRIES, results_of, run_ranks
@@ -225,11 +238,15 @@ def _run_on_spark(
         keras=False,
         slots_s=timeouts.slots_s,
         request=request,
+        encryption=encryption,
     )
     about = f"elephant run: {counted(request.num_workers, 'worker')}"
     with described(session, about), preflight_checked(session, requirements, progress.note) as plan:
         rows = FrameRows(session.range(0, plan.slots_needed, 1, plan.slots_needed))
-        spec = function_spec(call, plan, timeouts, env, progress.shows_output)
+        spec = replace(
+            function_spec(call, plan, timeouts, env, progress.shows_output),
+            encryption=encrypts(encryption, session_settings(session)),
+        )
         attempt_on = attempts_at_ranks(
             session, spec, progress, result=functools.partial(results_of, spec.plan.world_size)
         )

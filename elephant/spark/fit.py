@@ -15,11 +15,12 @@ from elephant.checkpoint.state import joined, place_in_words, require_same_fit
 from elephant.checkpoint.table_states import TableFiles, remove_files, tables_of
 from elephant.cluster.addresses import driver_addresses
 from elephant.cluster.checks.preflight import Requirements, preflight_checked
+from elephant.cluster.checks.session_checks import encrypts
 from elephant.cluster.executors import allocates_dynamically, is_decommissioned
 from elephant.cluster.gpu_plan import ResourcePlan
 from elephant.cluster.piece_rows import in_virtual_shards
 from elephant.cluster.row_source import RowSource
-from elephant.cluster.session import is_local, is_remote, setting
+from elephant.cluster.session import is_local, is_remote, session_settings, setting
 from elephant.cluster.spark_job import counted
 from elephant.cluster.warm_workers import warm_workers
 from elephant.config import FitConfig
@@ -137,7 +138,12 @@ def train(rows: RowSource, job: TrainingJob, progress: Progress) -> FitResult:
             "Received: a session in which rank 0 coordinates the fit: there is one checkpoint then, of the end. "
             "Leave both out."
         )
-    job = replace(job, folder_of=functools.partial(checkpoint_folder, rows.session))
+    encryption = encrypts(job.config.encryption, session_settings(rows.session))
+    job = replace(
+        job,
+        config=job.config.changed(encryption=encryption),
+        folder_of=functools.partial(checkpoint_folder, rows.session),
+    )
     elastic = ElasticFit.of(rows.session, job, progress)
     if elastic is not None:
         rows = in_virtual_shards(rows, number_of_pieces(elastic.policy.most))
@@ -351,6 +357,7 @@ def _task_spec(
         warm=warm_workers(rows.session, job.config),
         # With a local master, ranks stand where the driver does.
         brings_files=is_remote(rows.session) or not is_local(setting(rows.session, "spark.master") or ""),
+        encryption=bool(job.config.encryption),
     )
 
 

@@ -39,6 +39,7 @@ class TaskSpec:
         plan: Where the ranks' devices come from, and how many ranks a task has.
         warm: How many processes may wait on an executor that have imported Keras, from which ranks are forked.
         brings_files: Whether what the user's code writes to relative paths comes to the driver; else it is there.
+        encryption: Whether the connections of the run are encrypted.
     """
 
     program: str
@@ -52,6 +53,7 @@ class TaskSpec:
     plan: ResourcePlan = field(default_factory=lambda: ResourcePlan(devices=NONE))
     warm: WarmWorkers = COLD
     brings_files: bool = False
+    encryption: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +62,7 @@ class RunContext:
 
     Args:
         run_id: The attempt.
-        token: Its secret.
+        token: Its secret, with the key pair of its connections where they are encrypted; see `elephant.net.tls`.
         driver: Host and port of the driver's channel.
     """
 
