@@ -138,12 +138,7 @@ def train(rows: RowSource, job: TrainingJob, progress: Progress) -> FitResult:
             "Received: a session in which rank 0 coordinates the fit: there is one checkpoint then, of the end. "
             "Leave both out."
         )
-    encryption = encrypts(job.config.encryption, session_settings(rows.session))
-    job = replace(
-        job,
-        config=job.config.changed(encryption=encryption),
-        folder_of=functools.partial(checkpoint_folder, rows.session),
-    )
+    job = replace(job, folder_of=functools.partial(checkpoint_folder, rows.session))
     elastic = ElasticFit.of(rows.session, job, progress)
     if elastic is not None:
         rows = in_virtual_shards(rows, number_of_pieces(elastic.policy.most))
@@ -240,6 +235,7 @@ def train_synchronously(
         checkpoint_writer: Writes checkpoints; None makes none.
         recovery: Says from where ranks begin again after a loss; None ends the fit with it.
     """
+    job = _told_of_encryption(job, rows)
     epochs = SynchronousEpochs(job, replayed=coordinates_on_executors(rows.session))
     _require_here(packages_of(epochs.callbacks))
     job = epochs.job_of_ranks()
@@ -299,6 +295,7 @@ def train_asynchronously(
         progress: Shown what happens.
         checkpoint_writer: Writes checkpoints; None makes none.
     """
+    job = _told_of_encryption(job, rows)
     on_executors = coordinates_on_executors(rows.session)
     copies = worker_copies(job.callbacks, SharedState(job.callbacks, job.model, job.preprocessing.given))
     job = replace(job, callbacks=(*job.callbacks, *job.driver_callbacks), driver_callbacks=())
@@ -335,6 +332,12 @@ def train_asynchronously(
             "gradients, or look for rows with NaN."
         )
     return result
+
+
+def _told_of_encryption(job: TrainingJob, rows: RowSource) -> TrainingJob:
+    """Returns a job that says whether connections are encrypted, also where that was left to the session's settings."""
+    encryption = encrypts(job.config.encryption, session_settings(rows.session))
+    return replace(job, config=job.config.changed(encryption=encryption))
 
 
 def _needs(rows: RowSource, job: TrainingJob, packages: Sequence[str]) -> Requirements:
