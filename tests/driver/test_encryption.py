@@ -17,7 +17,7 @@ from elephant.driver.run import unpickled
 from elephant.monitor.progress import Progress
 from elephant.testing import fit_local
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("warm_ranks")]
+pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("warm_ranks", "by_value")]
 SECRET = "what a rank of this run says to the driver"
 TIMEOUTS = Timeouts(connect_s=60)
 
