@@ -133,6 +133,11 @@ def holds_bytes(sock: AnySocket) -> bool:
     return isinstance(sock, TlsSocket) and sock.has_bytes()
 
 
+def carried(sock: AnySocket) -> tuple[int, int]:
+    """Returns how many bytes an encrypted connection has sent, and received; of others none are counted."""
+    return (sock.bytes_sent, sock.bytes_received) if isinstance(sock, TlsSocket) else (0, 0)
+
+
 def wait(sock: AnySocket, events: int, deadline: Deadline) -> None:
     """Returns when one of the poll events has come, or an error that the next call on the socket will show.
 

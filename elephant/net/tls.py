@@ -29,6 +29,10 @@ _IDENTITY = b"\nelephant/tls/1\n"
 # Sixteen full records; what is encrypted at once, and read at once.
 _PIECE_BYTES = 1 << 18
 _RECORD_BYTES = 1 << 14
+# AES-GCM is to encrypt no more than 2**24.5 full records by one key (RFC 8446, section 5.5), and Python has no call
+# that renews keys. Connections between ranks are made again after half of that, between two operations.
+RENEW_BYTES = 1 << 37
+_MOST_BYTES = 1 << 38
 # A certificate that is never too young or too old: clocks of hosts differ, and the run ends before its key gets old.
 _FROM, _UNTIL = datetime.datetime(1970, 1, 1), datetime.datetime(9999, 12, 31, 23, 59, 59)
 
@@ -73,12 +77,17 @@ class TlsSocket:
 
     Args:
         sock: Connected, non-blocking; owned from here on.
+
+    Attributes:
+        bytes_sent: Bytes of the caller's that have gone out so far.
+        bytes_received: Bytes that have come in, and were read.
     """
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, *, is_server: bool) -> None:
         self.family = sock.family
         self.setsockopt, self.setblocking, self.fileno = sock.setsockopt, sock.setblocking, sock.fileno
         self.shutdown, self.close = sock.shutdown, sock.close
+        self.bytes_sent = self.bytes_received = 0
         self._sock = sock
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=is_server)
@@ -129,7 +138,7 @@ class TlsSocket:
 
         Raises:
             BlockingIOError: It takes none. Some may be encrypted already: the next call must begin with the same bytes.
-            OSError: The connection has ended.
+            OSError: The connection has ended, or has carried what its keys are good for.
         """
         return self.sendmsg([data])
 
@@ -139,6 +148,7 @@ class TlsSocket:
             self._encrypt(buffers)
         self._flush()
         sent, self._held = self._held, 0
+        self.bytes_sent += sent
         return sent
 
     def recv(self, count: int) -> bytes:
@@ -157,6 +167,7 @@ class TlsSocket:
         while not (count := self._decrypted_into(view)):
             if not self._read_raw():
                 return 0
+        self.bytes_received += count
         return count
 
     def has_bytes(self) -> bool:
@@ -173,6 +184,11 @@ class TlsSocket:
             return bool(self._first or self._tls.pending())
 
     def _encrypt(self, buffers: Iterable[bytes | bytearray | memoryview]) -> None:
+        if self.bytes_sent >= _MOST_BYTES:
+            raise PeerLostError(
+                f"Expected at most {_MOST_BYTES >> 30} GiB on an encrypted connection, after which its keys are worn. "
+                "Received: more. Connect again."
+            )
         # Apart from what raises: its traceback would keep the views, and a bytearray could not change meanwhile.
         with self._using:
             for piece in _pieces(buffers):

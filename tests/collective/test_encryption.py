@@ -8,7 +8,8 @@ import pytest
 from proxies import recording_proxy
 
 from elephant.collective import form_collective
-from elephant.net import Listener
+from elephant.collective.connector import PeerConnector
+from elephant.net import Listener, tls
 from elephant.net.tls import new_token
 
 WORLD = 3
@@ -57,3 +58,44 @@ def test_proxies_between_ranks_see_gradients_and_handshakes_of_plain_connections
     assert (b"elephant/auth" in seen) is is_visible
     # It is proved, and never sent.
     assert token[:32] not in seen and token not in seen
+
+
+@pytest.mark.parametrize("limit", [1, 300_000])
+def test_connections_when_their_keys_are_worn_then_are_made_again_and_lose_nothing(run_world, monkeypatch, limit):
+    """With a limit of one byte, before every operation and message."""
+    monkeypatch.setattr(tls, "RENEW_BYTES", limit)
+    calls = []
+    monkeypatch.setattr(PeerConnector, "call", counted(PeerConnector.call, calls))
+
+    def work(world):
+        generator, others = np.random.default_rng(world.rank), [rank for rank in range(5) if rank != world.rank]
+        group = world.new_group([4, 0, 2]) if world.rank % 2 == 0 else world.new_group([4, 0, 2])
+        totals = []
+        for turn in range(6):
+            for communicator in filter(None, (world, group)):
+                values = np.arange(40_000, dtype=np.float32) * (turn + 1)
+                totals.append(float(communicator.allreduce(values, "sum")[-1]) / communicator.world_size)
+                totals.append(float(communicator.broadcast(values, root=1)[-1]))
+            for rank in others:
+                world.send([np.full(3, world.rank + turn), generator.normal(size=200_000)], rank)
+            for rank in others:
+                assert world.recv(rank)[0].tolist() == [rank + turn] * 3
+            parts = world.alltoall([np.full((1000, 2), world.rank, np.float32)] * 5)
+            assert [part[0, 0] for part in parts] == [0, 1, 2, 3, 4]
+        return totals
+
+    results = run_world(5, work, transport="tcp", encryption=True)
+    assert all(isinstance(result, list) for result in results), results
+    for rank, totals in enumerate(results):
+        times = 2 if rank % 2 == 0 else 1
+        assert totals == [39_999.0 * (turn + 1) for turn in range(6) for _ in range(2 * times)]
+    first = {call for call in calls if not call[2].endswith("/again")}
+    assert len(calls) > len(first) > 5 * 4
+
+
+def counted(function, calls):
+    def call(self, other, purpose, operation):
+        calls.append((self.rank, other, purpose))
+        return function(self, other, purpose, operation)
+
+    return call

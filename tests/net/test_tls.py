@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 from proxies import recording_proxy
 
-from elephant.errors import AuthenticationError, ConfigurationError, DeadlineExceededError, NetworkError, ProtocolError
+from elephant.errors import (
+    AuthenticationError,
+    ConfigurationError,
+    DeadlineExceededError,
+    NetworkError,
+    PeerLostError,
+    ProtocolError,
+)
 from elephant.net import socket_io, tls
 from elephant.net.deadline import Deadline
 from elephant.net.frames import Message
@@ -263,3 +270,15 @@ def test_stream_receive_between_messages_that_came_together_does_not_wait(ends, 
         client.send(Message(kind), soon())
     with client, server:
         assert [server.receive(Deadline(5, "Test")).kind for _ in range(3)] == [1, 2, 3]
+
+
+def test_a_connection_ends_before_its_keys_are_worn(ends, soon, monkeypatch):
+    monkeypatch.setattr(tls, "_MOST_BYTES", 100_000)
+    client, server = (Stream(end, "peer") for end in ends)
+    message = Message(1, {}, (np.zeros(80_000, np.uint8),))
+    with server:
+        for _ in range(2):
+            client.send(message, soon())
+            server.receive(soon())
+        with pytest.raises(PeerLostError, match="after which its keys are worn"):
+            client.send(message, soon())
