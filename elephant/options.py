@@ -26,6 +26,7 @@ from elephant.kinds import (
     METRIC,
     NUMBER,
     PATH,
+    PORTS,
     STAGES,
     SWITCH,
     SWITCH_OR_AUTO,
@@ -308,6 +309,9 @@ OPTIONS = (
     Option("encryption", SWITCH, None, FIT,
            help="whether all connections of the fit are encrypted, by TLS 1.3 with a key pair of its own; not set: "
            "where Spark is told to encrypt"),
+    Option("ports", PORTS, None, FIT,
+           help="the first and the last port that the driver and workers may listen on, for firewalls; not set: as "
+           "spark.elephant.ports says, or any"),
     Option("verbose", _VERBOSITY, 1, FIT,
            help="0 silent, 1 or 'auto' plan, a live line of progress and a table of epochs, 2 without the live line"),
     Option("algorithm", _ALGORITHM, "downpour", SERVERS,

@@ -275,6 +275,7 @@ def _add_run(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
         default="auto",
         help="TLS for all connections; auto where Spark is told to encrypt (auto)",
     )
+    run.add_argument("--ports", type=_text, metavar="FIRST-LAST", help="those that may be listened on")
     run.add_argument(
         "--timeouts",
         type=_timeout,

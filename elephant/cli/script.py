@@ -53,6 +53,7 @@ def run_script(given: argparse.Namespace) -> int:
             gpus_per_worker=given.gpus_per_worker,
             gpu_resource=given.gpu_resource,
             encryption={"true": True, "false": False}.get(given.encryption),
+            ports=given.ports,
         )
     except ElephantError as error:
         if alone:

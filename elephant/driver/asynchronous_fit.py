@@ -239,8 +239,10 @@ def _servers(session: SparkSession, job: TrainingJob, model: ServerModel, run: R
     config, options = job.config, job.config.asynchronous
     parts = parts_of(model, config, run.run_id)
     if options.server_placement == "executors":
-        return ExecutorServers(session, parts, run=run, bind=bind, port=options.port, timeouts=config.timeouts)
-    listeners = listening_sockets(bind, options.port, len(parts))
+        return ExecutorServers(
+            session, parts, run=run, bind=bind, port=options.port, ports=config.ports, timeouts=config.timeouts
+        )
+    listeners = listening_sockets(bind, options.port, len(parts), config.ports)
     return DriverServers(parts, listeners, token=run.token, advertised=run.driver[0])
 
 

@@ -180,7 +180,9 @@ def open_channel(
     """
     run_id, token = uuid.uuid4().hex, new_token(encryption=spec.encryption)
     (advertised, bind), timeouts = addresses, spec.timeouts
-    with Channel(bind_host=bind, token=token, run_id=run_id, timeouts=timeouts, begins_again=begins_again) as channel:
+    with Channel(
+        bind_host=bind, token=token, run_id=run_id, timeouts=timeouts, begins_again=begins_again, ports=spec.ports
+    ) as channel:
         yield RunContext(run_id=run_id, token=token, driver=(advertised, channel.port)), channel
 
 

@@ -27,7 +27,7 @@ from elephant.errors import (
     text_of,
 )
 from elephant.net import frames, socket_io, tls
-from elephant.net.addresses import Address, Endpoint, listening_socket, name_of
+from elephant.net.addresses import Address, Endpoint, Ports, listening_socket, name_of
 from elephant.net.deadline import Deadline
 from elephant.net.handshake import Admissions, Handshake, check_token, client_handshake, perform
 
@@ -277,17 +277,27 @@ class Listener:
         self._exhausted_at: float | None = None
 
     @classmethod
-    def bind(cls, host: str, port: int = 0, *, max_pending: int = 64, handshake_timeout_s: float = 10.0) -> Listener:
+    def bind(
+        cls,
+        host: str,
+        port: int = 0,
+        *,
+        ports: Ports = None,
+        max_pending: int = 64,
+        handshake_timeout_s: float = 10.0,
+    ) -> Listener:
         """Listens on one of this machine's own addresses.
 
         Args:
             host: An IPv4 or IPv6 address or a name; an empty one, which would mean all, is refused.
+            port: The one to listen on; zero takes a free one.
+            ports: Among which, where ``port`` is zero.
 
         Raises:
             ConfigurationError: No host was given.
-            NetworkError: The address is in use, or not of this machine.
+            NetworkError: The address is in use, or not of this machine, or none of the ports is free.
         """
-        sock = listening_socket(host, port)
+        sock = listening_socket(host, port, ports)
         return cls(sock, max_pending=max_pending, handshake_timeout_s=handshake_timeout_s)
 
     @property

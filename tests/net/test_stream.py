@@ -388,3 +388,12 @@ def test_listener_adopts_a_listening_descriptor(token, soon):
         accepted = in_thread(listener.accept, token, "run", soon())
         with connect(listener.address, token, "run", soon()), accepted() as server:
             assert isinstance(server, Stream)
+
+
+def test_listener_when_some_ports_are_open_then_takes_free_ones_among_them_and_no_other():
+    with Listener.bind("127.0.0.1") as taken:
+        port = taken.address[1]
+        with Listener.bind("127.0.0.1", ports=(port, port + 50)) as listener:
+            assert port < listener.address[1] <= port + 50
+        with pytest.raises(NetworkError, match=rf"expected a free port from {port} to {port}.*all are taken"):
+            Listener.bind("127.0.0.1", ports=(port, port))

@@ -87,6 +87,7 @@ SYNCHRONOUS = {
     "resume": True,
     "max_restarts": 9,
     "encryption": True,
+    "ports": (40000, 40100),
     "verbose": 2,
     "timeouts": Timeouts(slots_s=10.0),
 }
@@ -191,6 +192,7 @@ def test_options_when_given_then_are_those_of_the_fit():
         "resume": ("resume", True),
         "maxRestarts": ("max_restarts", 5),
         "encryption": ("encryption", False),
+        "ports": ("ports", (9, 10)),
         "verbose": ("verbose", 2),
     }
     of_ranks = {
