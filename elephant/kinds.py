@@ -510,7 +510,7 @@ WORKERS = Kind(
     parse=_workers_of_text,
 )
 PORTS = Kind(
-    tuple,
+    tuple | str,
     "the first and the last port, such as (40000, 40100) or '40000-40100'",
     _ports,
     _are_ports,

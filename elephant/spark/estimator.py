@@ -280,7 +280,7 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         maxRestarts: int = 0,
         timeouts: Timeouts | Mapping[str, float] | None = None,
         encryption: bool | None = None,
-        ports: tuple[int, int] | str | None = None,
+        ports: tuple | str | None = None,
         verbose: int | str = 1,
         algorithm: str = "downpour",
         maxStaleness: int | None = None,
