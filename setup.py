@@ -134,6 +134,8 @@ setup(
         "fsspec": ["fsspec>=2023.5"],
         # Reads the log of a Delta table, for fit(path); its files are read with pyarrow.
         "delta": ["deltalake>=1.0"],
+        # Makes the key pair of a run whose connections are encrypted, on the driver.
+        "tls": ["cryptography>=42"],
         # The experiments that a fit logs to, where a run is active.
         "mlflow": ["mlflow>=3"],
         # What suggests the trials of elephant.search, and of EstimatorTuner.
@@ -155,6 +157,7 @@ setup(
             "wheel",
             # tests/spark_connect, which is skipped with PySpark 3.5.
             *CONNECT[1:],
+            "cryptography>=42",
             "deltalake>=1.0",
             "fsspec>=2023.5",
             # An object store, and what serves it.

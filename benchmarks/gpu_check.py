@@ -239,7 +239,7 @@ class Checks:
         spec = function_spec(pickled_call(function, arguments, {}), plan, Timeouts(), {}, False)
         progress = Progress(num_workers=count, epochs=0, verbose=0)
         result = functools.partial(results_of, count)
-        attempt_on = functools.partial(attempt_here, LocalLauncher, spec.timeouts, progress, result=result)
+        attempt_on = functools.partial(attempt_here, LocalLauncher, spec, progress, result=result)
         results = run_ranks([()] * count, spec, progress, attempt_on)
         return [unpickled(result, rank) for rank, result in enumerate(results)]
 

@@ -400,6 +400,24 @@ def _workers_of_text(value: Any) -> Any:
     return _integer_of_text(value)
 
 
+def _ports(value: Any) -> tuple[int, int]:
+    """Returns the first and the last port of a pair, or of a text.
+
+    >>> _ports("40000-40100"), _ports([40000, 40100])
+    ((40000, 40100), (40000, 40100))
+    """
+    if isinstance(value, str):
+        value = [int(part) for part in value.split("-")]
+    if not isinstance(value, (list, tuple)):
+        raise TypeError
+    first, last = map(_integer, value)
+    return first, last
+
+
+def _are_ports(value: tuple[int, int]) -> bool:
+    return 1 <= value[0] <= value[1] <= 65535
+
+
 def _stages(value: Any) -> int | list[str]:
     """Returns a number of stages, or the names of the layers with which all but the first begin."""
     return [_some_text(name) for name in value] if isinstance(value, (list, tuple)) else _integer(value)
@@ -490,6 +508,13 @@ WORKERS = Kind(
     _are_workers,
     written="a number, or the fewest and the most, such as 2,8",
     parse=_workers_of_text,
+)
+PORTS = Kind(
+    tuple | str,
+    "the first and the last port, such as (40000, 40100) or '40000-40100'",
+    _ports,
+    _are_ports,
+    written="the first and the last, such as 40000-40100",
 )
 STAGES = Kind(
     int | list,

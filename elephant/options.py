@@ -26,6 +26,7 @@ from elephant.kinds import (
     METRIC,
     NUMBER,
     PATH,
+    PORTS,
     STAGES,
     SWITCH,
     SWITCH_OR_AUTO,
@@ -305,6 +306,12 @@ OPTIONS = (
            "numWorkers, 0 means as long as it comes further"),
     Option("timeouts", _TIMEOUTS, None, FIT,
            help="how long waits may last: elephant.config.Timeouts, or seconds by its names; not set: its defaults"),
+    Option("encryption", SWITCH, None, FIT,
+           help="whether all connections of the fit are encrypted, by TLS 1.3 with a key pair of its own; not set: "
+           "where Spark is told to encrypt"),
+    Option("ports", PORTS, None, FIT,
+           help="the first and the last port that the driver and workers may listen on, for firewalls; not set: as "
+           "spark.elephant.ports says, or any"),
     Option("verbose", _VERBOSITY, 1, FIT,
            help="0 silent, 1 or 'auto' plan, a live line of progress and a table of epochs, 2 without the live line"),
     Option("algorithm", _ALGORITHM, "downpour", SERVERS,
@@ -676,7 +683,37 @@ _SHARDING_PAIRS = (
     ),
 )
 
+
+def _excludes_encryption(name: str, holds: Callable[[Any], bool], expected: str, why: str) -> Pair:
+    """Returns the rule that encrypted connections go with some values alone of another option."""
+    return Pair(
+        "encryption",
+        FIT,
+        lambda given: not given.encryption or holds(getattr(given, name)),
+        lambda given: (
+            f"{expected} where connections are encrypted, {why}. Received: {name}={getattr(given, name)!r}. Leave "
+            f"{name} out, or pass encryption=False, with which nothing is encrypted, whatever Spark is told."
+        ),
+    )
+
+
+_ENCRYPTION_PAIRS = (
+    _excludes_encryption(
+        "gpu_transport",
+        lambda transport: transport != "nccl",
+        "gpu_transport='auto' or 'host'",
+        "because NCCL's own sockets are not",
+    ),
+    _excludes_encryption(
+        "distribution",
+        lambda distribution: distribution is None,
+        "no distribution",
+        "because those of JAX' own processes are not",
+    ),
+)
+
 PAIRS = (
+    *_ENCRYPTION_PAIRS,
     *_ELASTIC_PAIRS,
     *_SHARDING_PAIRS,
     *_NCCL_PAIRS,

@@ -178,6 +178,27 @@ def test_divided_optimizer_when_options_do_not_go_with_it_then_says_so(options, 
 
 
 @pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"gpu_transport": "nccl"},
+            "encryption: expected gpu_transport='auto' or 'host' where .* NCCL's own .* or pass encryption=False",
+        ),
+        (
+            {"distribution": {"shape": (1, 2), "axis_names": ("a", "b"), "layouts": {".*kernel": (None, "b")}}},
+            "encryption: expected no distribution where connections are encrypted, because those of JAX' own",
+        ),
+    ],
+    ids=str,
+)
+def test_encryption_when_options_open_connections_that_are_not_encrypted_then_says_so(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        FitConfig.of({"num_workers": 2, "encryption": True, **options})
+    for encryption in (False, None):
+        assert FitConfig.of({"num_workers": 2, "encryption": encryption, **options}).encryption is encryption
+
+
+@pytest.mark.parametrize(
     "options, message",
     [
         ({"frequency": 3}, "pipeline_stages: expected frequency='batch' with a model in stages. .*=3. Leave frequency"),

@@ -29,6 +29,7 @@ from elephant.collective.communicator import Communicator
 from elephant.collective.process_group import ProcessGroup
 from elephant.config import FitConfig
 from elephant.errors import ConfigurationError, NetworkError
+from elephant.net.addresses import Ports, listening_socket, name_of
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ def join_devices(communicator: Communicator, config: FitConfig, address: str) ->
     operation = "step of a divided model" if is_divided else "exchange of gradients"
     reducer = JaxReducer(communicator, operation, on_processors=on_processors)
     try:
-        if not reducer.form(address):
+        if not reducer.form(address, config.ports):
             raise _not_joined() if is_divided else wrong_sum()
     except Exception:
         reducer.close()
@@ -156,17 +157,15 @@ class JaxReducer(DeviceReducer):
         super().__init__(communicator, operation)
         threading.Thread(target=self._work, name=f"elephant-sums-{communicator.rank}", daemon=True).start()
 
-    def form(self, address: str) -> bool:
+    def form(self, address: str, ports: Ports) -> bool:
         """Joins the devices; all ranks call it. Returns whether they add up right, on all of them.
 
         Raises:
             NetworkError: Another rank is gone.
         """
         size = self._communicator.world_size
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        with socket.socket(family) as free:
-            free.bind((address, 0))
-            own = f"{address if family == socket.AF_INET else f'[{address}]'}:{free.getsockname()[1]}"
+        with listening_socket(address, ports=ports) as free:
+            own = name_of((address, free.getsockname()[1]))
         first, *_ = self._communicator.allgather(np.frombuffer(own.encode(), np.uint8))
         is_right = False
         try:

@@ -34,6 +34,8 @@ def reduce_on_devices(averager: GradientAverager, config: FitConfig) -> None:
     """
     communicator, transport = averager.communicator, config.gpu_transport
     fits = config.use_gpu is not False and config.compression is None and not communicator.crosses_hosts
+    # NCCL's own sockets are not encrypted.
+    fits = fits and not config.encryption
     if not isinstance(communicator, ProcessGroup) or transport == "host" or (transport == "auto" and not fits):
         return
     if all_have_devices(communicator, _device(), required=transport != "auto"):

@@ -38,7 +38,7 @@ from elephant.cluster.checks.preflight import Requirements, check_session
 from elephant.cluster.checks.registry import FAILURE, OK, UNKNOWN, CheckResult, Phase, check_result, run_phase
 from elephant.cluster.executors import awaited_slots, count_slots, running_executors
 from elephant.cluster.gpu_plan import ResourceRequest
-from elephant.cluster.session import is_local, is_remote, jvm_context, session_settings
+from elephant.cluster.session import is_local, is_remote, jvm_context, ports_of, session_settings
 from elephant.config import Timeouts
 from elephant.errors import ConfigurationError, NetworkError, short_text
 from elephant.options import OPTION
@@ -262,7 +262,7 @@ class ClusterExamination:
             addresses, problem, needed, place, connect_back = ("", ""), "", True, "", None
             try:
                 addresses = advertised, bind = driver_addresses(self._session)
-                probe = closing.enter_context(ReachabilityProbe(bind, advertised))
+                probe = closing.enter_context(ReachabilityProbe(bind, advertised, ports_of(None, self._settings)))
                 connect_back = connect_back_function(probe.address, probe.token, _PROBE_S)
                 place = f"{probe.address[0]}:{probe.address[1]}"
             except Exception as error:

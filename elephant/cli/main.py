@@ -270,6 +270,13 @@ def _add_run(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
     run.add_argument("--gpus-per-worker", type=_count, default=1, metavar="N", help="ranks of each worker (1)")
     run.add_argument("--gpu-resource", type=_text, default="gpu", metavar="NAME", help="Spark's name of GPUs (gpu)")
     run.add_argument(
+        "--encryption",
+        choices=("auto", "true", "false"),
+        default="auto",
+        help="TLS for all connections; auto where Spark is told to encrypt (auto)",
+    )
+    run.add_argument("--ports", type=_text, metavar="FIRST-LAST", help="those that may be listened on")
+    run.add_argument(
         "--timeouts",
         type=_timeout,
         action="append",

@@ -52,6 +52,8 @@ def run_script(given: argparse.Namespace) -> int:
             use_gpu={"true": True, "false": False}.get(given.use_gpu, given.use_gpu),
             gpus_per_worker=given.gpus_per_worker,
             gpu_resource=given.gpu_resource,
+            encryption={"true": True, "false": False}.get(given.encryption),
+            ports=given.ports,
         )
     except ElephantError as error:
         if alone:

@@ -21,6 +21,8 @@ from packaging.version import Version
 
 from elephant.cluster.spark_private import context_of, java_context, jvm_of
 from elephant.errors import ClusterError, ConfigurationError, UnsupportedError, nearest
+from elephant.kinds import PORTS
+from elephant.net.addresses import Ports
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,6 +49,7 @@ _MASTER = re.compile(
 )
 _LOCAL = re.compile(r"local\[\s*(\d+|\*)\s*(?:,.*)?\]")
 # What is asked for by name where a session does not list its settings: Spark Connect before 4.0.
+_PORTS = "spark.elephant.ports"
 _NAMES = (
     "spark.app.id",
     "spark.authenticate",
@@ -57,8 +60,8 @@ _NAMES = (
     "spark.dynamicAllocation.maxExecutors",
     "spark.dynamicAllocation.minExecutors",
     "spark.dynamicAllocation.shuffleTracking.enabled",
-    "spark.elephant.allowPlaintext",
     "spark.elephant.gpuResource",
+    _PORTS,
     "spark.elephant.warmWorkers",
     "spark.executor.cores",
     "spark.executor.instances",
@@ -161,6 +164,25 @@ def _is_locked(session: Any) -> bool:
         # Py4JSecurityException, or an error of the platform's own: none of them is of a kind known here.
         return True
     return False
+
+
+def ports_of(given: Ports, settings: Mapping[str, str]) -> Ports:
+    """Returns the ports that processes may listen on: those given, or else those of a session's settings.
+
+    Raises:
+        ConfigurationError: ``spark.elephant.ports`` has none.
+
+    >>> ports_of(None, {"spark.elephant.ports": "40000-40100"}), ports_of((9, 9), {"spark.elephant.ports": "1-2"})
+    ((40000, 40100), (9, 9))
+    """
+    text = settings.get(_PORTS, "")
+    if given is not None or not text:
+        return given
+    try:
+        first, last = PORTS.value_of(text)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"{_PORTS}: {error}") from None
+    return first, last
 
 
 def session_settings(session: SparkSession) -> dict[str, str]:

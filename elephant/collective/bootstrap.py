@@ -136,7 +136,7 @@ class _Builder(GroupBuilder):
                 ranks=ranks,
                 number=number,
                 builder=self,
-                groups=list(groups.values()),
+                groups=groups,
                 allgather=allgather,
                 algorithm=algorithm,
                 thresholds=self._thresholds,
@@ -165,6 +165,13 @@ class _Builder(GroupBuilder):
             target.close()
             raise
         group.pairs[distance] = LinkPair(source, before, target, after, self._generation.detector)
+
+    def renew(self, group: RankGroup, distance: int, name: str, ranks: Sequence[int], operation: Operation) -> None:
+        pair, connector, purpose = group.pairs[distance], self._generation.connector, f"{name}/{distance}/again"
+        if pair.target_is_worn:
+            pair.renew(target=connector.call(pair.target_rank, purpose, operation))
+        if pair.source_is_worn:
+            pair.renew(source=connector.take(pair.source_rank, purpose, operation))
 
 
 def _route(

@@ -31,6 +31,7 @@ from elephant.net.addresses import Address, Endpoint, local_listening_socket, lo
 from elephant.net.deadline import Deadline
 from elephant.net.frames import Limits, Message, require, shown
 from elephant.net.stream import Listener, Stream, connect
+from elephant.net.tls import AnySocket
 
 logger = logging.getLogger(__name__)
 _PENDING = 64
@@ -107,7 +108,7 @@ class PeerConnector:
         """Returns the key of a rank's host; known of all after `meet`."""
         return self._detector.hosts[rank]
 
-    def call(self, other: int, purpose: str, operation: Operation) -> socket.socket:
+    def call(self, other: int, purpose: str, operation: Operation) -> AnySocket:
         """Returns a connection to another rank, which does not need to wait for it.
 
         Raises:
@@ -120,7 +121,7 @@ class PeerConnector:
         except PeerLostError:
             self._detector.reason(other, operation)
 
-    def take(self, other: int, purpose: str, operation: Operation) -> socket.socket:
+    def take(self, other: int, purpose: str, operation: Operation) -> AnySocket:
         """Returns the connection that another rank makes for a purpose.
 
         Raises:
@@ -129,7 +130,7 @@ class PeerConnector:
         # No further than the first: what is looked at after it may raise, and the connection would be nobody's.
         return next(self._await(purpose, [other], operation))[1][0]
 
-    def taken(self, other: int, purpose: str, wait_s: float) -> socket.socket | None:
+    def taken(self, other: int, purpose: str, wait_s: float) -> AnySocket | None:
         """Returns the connection that another rank has made for a purpose; None where it has not so far."""
         arrivals = self._acceptor.take(purpose, [other], wait_s)
         return arrivals[other][0] if other in arrivals else None
@@ -144,7 +145,7 @@ class PeerConnector:
         """Takes no more calls."""
         self._acceptor.close()
 
-    def _add_watch(self, other: int, sock: socket.socket, answer: PeerHello) -> None:
+    def _add_watch(self, other: int, sock: AnySocket, answer: PeerHello) -> None:
         self._detector.add(other, sock, answer.host)
 
     def _await_hosts(self, operation: Operation) -> None:
@@ -168,7 +169,7 @@ class PeerConnector:
 
     def _call(
         self, endpoint: Endpoint, purpose: str, other: int, operation: Operation, *, refused_s: float
-    ) -> tuple[socket.socket, PeerHello]:
+    ) -> tuple[AnySocket, PeerHello]:
         what = f"Connecting rank {self.rank} to rank {other} at {name_of(endpoint)}"
         deadline = operation.deadline.shortened(operation.deadline.seconds, what)
         hello = replace(self._hello, purpose=purpose)
@@ -179,7 +180,7 @@ class PeerConnector:
 
     def _await(
         self, purpose: str, ranks: Iterable[int], operation: Operation
-    ) -> Iterator[tuple[int, tuple[socket.socket, PeerHello]]]:
+    ) -> Iterator[tuple[int, tuple[AnySocket, PeerHello]]]:
         """Yields the connections that these ranks make, as they come."""
         missing = set(ranks)
         while missing:
@@ -237,7 +238,7 @@ def call(
     deadline: Deadline,
     *,
     refused_s: float,
-) -> tuple[socket.socket, PeerHello]:
+) -> tuple[AnySocket, PeerHello]:
     """Connects to another rank.
 
     Args:
@@ -285,7 +286,7 @@ class PeerAcceptor:
         self._max_pending = max_pending
         self._listeners: list[Listener] = []
         self._threads: list[threading.Thread] = []
-        self._hellos: dict[tuple[str, int], tuple[socket.socket, PeerHello]] = {}
+        self._hellos: dict[tuple[str, int], tuple[AnySocket, PeerHello]] = {}
         self._news = threading.Condition()
         # The last error, and until when it is told.
         self._network_error: tuple[NetworkError, float] | None = None
@@ -300,7 +301,7 @@ class PeerAcceptor:
         self._threads.append(thread)
         thread.start()
 
-    def take(self, purpose: str, ranks: Iterable[int], wait_s: float) -> dict[int, tuple[socket.socket, PeerHello]]:
+    def take(self, purpose: str, ranks: Iterable[int], wait_s: float) -> dict[int, tuple[AnySocket, PeerHello]]:
         """Waits for connections of these ranks for a purpose, and returns, by rank, those that are there.
 
         Raises:

@@ -8,7 +8,7 @@ agree on what they want.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -42,7 +42,7 @@ class DataPlane:
         ranks: The members' numbers in the run, by rank.
         number: The group's.
         builder: Adds connections where an operation needs more.
-        groups: This rank's connections; owned from here on. The first one has all ranks.
+        groups: This rank's connections, by the names of their groups; owned from here on. "world" has all ranks.
         algorithm: Of large arrays; owned from here on.
     """
 
@@ -53,7 +53,7 @@ class DataPlane:
         ranks: tuple[int, ...],
         number: int,
         builder: GroupBuilder,
-        groups: Sequence[RankGroup],
+        groups: Mapping[str, RankGroup],
         allgather: BruckAllgather,
         algorithm: AllreduceAlgorithm,
         thresholds: AlgorithmThresholds,
@@ -73,13 +73,20 @@ class DataPlane:
     @property
     def bytes_sent(self) -> int:
         """Bytes that were handed to its connections so far."""
-        return sum(pair.bytes_sent for group in self._groups for pair in list(group.pairs.values()))
+        return sum(pair.bytes_sent for group in self._groups.values() for pair in list(group.pairs.values()))
 
     def close(self) -> None:
         """Lets go of everything: first the threads, then the connections that they use."""
         self._algorithm.close()
-        for group in self._groups:
+        for group in self._groups.values():
             group.close()
+
+    def renew(self, operation: Operation) -> None:
+        """Makes connections again that have carried what their keys are good for; before each operation."""
+        for name, group in self._groups.items():
+            for distance, pair in group.pairs.items():
+                if pair.target_is_worn or pair.source_is_worn:
+                    self._builder.renew(group, distance, f"{self._number}/{name}", self._ranks, operation)
 
     def agree(self, operation: Operation) -> None:
         """Returns when all members have asked for this operation."""
@@ -134,7 +141,7 @@ class DataPlane:
         _require_fitting(rows, outgoing[0].itemsize * math.prod(trailing))
         incoming = [np.empty((count, *trailing), outgoing[0].dtype) for count in rows]
         incoming[self._rank][...] = outgoing[self._rank]
-        world = self._groups[0]
+        world = self._groups["world"]
         for distance in range(1, world.size):
             if distance not in world.pairs:
                 self._builder.connect(world, distance, f"{self._number}/world", self._ranks, operation)
@@ -145,7 +152,7 @@ class DataPlane:
     def share_memory(self, block_bytes: int, turns: int, operation: Operation) -> SharedMemory | None:
         """Makes memory that all members, on one host, share; None on all where one of them cannot have it."""
         self._allgather.agree(operation)
-        memory = share_memory(self._groups[0], block_bytes, operation, turns)
+        memory = share_memory(self._groups["world"], block_bytes, operation, turns)
         try:
             is_there = self._allgather.gather(operation, np.array([memory is not None], np.uint8))
             are_all_there = all(flag[0] for flag in is_there)

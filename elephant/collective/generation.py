@@ -124,3 +124,12 @@ class GroupBuilder(ABC):
             name: Of the group, another one than any other of the run's.
             ranks: Numbers in the run, by rank.
         """
+
+    @abstractmethod
+    def renew(self, group: RankGroup, distance: int, name: str, ranks: Sequence[int], operation: Operation) -> None:
+        """Makes a pair's encrypted connections again that have carried enough; all members call it, between operations.
+
+        Args:
+            name: Of the group, as in ``connect``.
+            ranks: Numbers in the run, by rank.
+        """

@@ -32,8 +32,9 @@ import numpy as np
 from elephant.collective.operation import REQUEST_BYTES, Operation
 from elephant.collective.watch.failure_detector import FailureDetector
 from elephant.errors import DeadlineExceededError, PeerLostError
-from elephant.net import socket_io
+from elephant.net import socket_io, tls
 from elephant.net.deadline import Deadline
+from elephant.net.tls import AnySocket
 
 _JOIN_S = 5.0
 
@@ -60,9 +61,9 @@ class LinkPair:
 
     def __init__(
         self,
-        source: socket.socket,
+        source: AnySocket,
         source_rank: int,
-        target: socket.socket,
+        target: AnySocket,
         target_rank: int,
         detector: FailureDetector,
     ) -> None:
@@ -106,12 +107,32 @@ class LinkPair:
         """
         poller = self._pollers.get((reading, writing, descriptor)) or self._new_poller(reading, writing, descriptor)
         try:
-            ready = poller.poll(operation.deadline.remaining_ms())
+            timeout_ms = operation.deadline.remaining_ms()
         except DeadlineExceededError:
             raise self.detector.absence(operation) from None
+        ready = poller.poll(0 if reading and socket_io.holds_bytes(self.source) else timeout_ms)
         for ready_one, _ in ready:
             if ready_one == self._watch_descriptor:
                 self.detector.check(operation)
+
+    @property
+    def target_is_worn(self) -> bool:
+        """True if the connection to the next rank is to be made again; that one's ``source_is_worn`` says the same."""
+        return socket_io.carried(self.target)[0] >= tls.RENEW_BYTES
+
+    @property
+    def source_is_worn(self) -> bool:
+        """True if the connection from the rank before is to be made again."""
+        return socket_io.carried(self.source)[1] >= tls.RENEW_BYTES
+
+    def renew(self, *, target: AnySocket | None = None, source: AnySocket | None = None) -> None:
+        """Takes connections in the place of those of before, on which nothing is on its way."""
+        for sock, old in ((target, self.target), (source, self.source)):
+            if sock is not None:
+                socket_io.prepare(sock)
+                old.close()
+        self.target, self.source = target or self.target, source or self.source
+        self._pollers.clear()
 
     def shut_down(self) -> None:
         """Ends both connections, so that a thread that is in one of them wakes up."""
@@ -323,11 +344,11 @@ class SenderThread:
     """Sends one flow after another; starts its thread with the first.
 
     Args:
-        sock: The connection to the next rank, non-blocking; not owned.
+        pair: Has the connection to the next rank; not owned.
     """
 
-    def __init__(self, sock: socket.socket, name: str) -> None:
-        self._sock = sock
+    def __init__(self, pair: LinkPair, name: str) -> None:
+        self._pair = pair
         self._name = name
         self._thread: threading.Thread | None = None
         self._schedules: queue.SimpleQueue[tuple[ChunkSchedule, Deadline] | None] = queue.SimpleQueue()
@@ -391,14 +412,15 @@ class SenderThread:
             self._done_out.send(b"!")
 
     def _send(self, schedule: ChunkSchedule, deadline: Deadline) -> None:
+        sock = self._pair.target
         while not schedule.all_sent:
             if not schedule.may_send:
                 self._wait_for_piece(deadline)
                 continue
             try:
-                schedule.sent(self._sock.send(schedule.next_out()))
+                schedule.sent(sock.send(schedule.next_out()))
             except (BlockingIOError, InterruptedError):
-                socket_io.wait(self._sock, select.POLLOUT, deadline)
+                socket_io.wait(sock, select.POLLOUT, deadline)
 
     def _wait_for_piece(self, deadline: Deadline) -> None:
         try:
@@ -438,7 +460,7 @@ class Pipeline:
 
     def __init__(self, pair: LinkPair, name: str) -> None:
         self._pair = pair
-        self._sender = SenderThread(pair.target, name)
+        self._sender = SenderThread(pair, name)
 
     def run(self, schedule: ChunkSchedule, operation: Operation, *, threaded: bool) -> None:
         """Sends and receives all pieces of a flow.

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import importlib
 import select
-import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -23,8 +22,9 @@ import numpy as np
 from elephant.collective.generation import Generation, Member
 from elephant.collective.operation import MESSAGE, Operation, is_half, name_of, numbered, spelled
 from elephant.errors import DeadlineExceededError, NetworkError, PeerLostError, ProtocolError
-from elephant.net import frames, socket_io
+from elephant.net import frames, socket_io, tls
 from elephant.net.deadline import Deadline
+from elephant.net.tls import AnySocket
 
 # How much may wait to be sent before a send waits itself.
 _MOST_WAITING_BYTES = 1 << 28
@@ -106,9 +106,7 @@ class Links:
     def _link_to(self, dst: int, operation: Operation) -> OutgoingLink:
         with self._making:
             if dst not in self._outgoing:
-                number = self._ranks[dst]
-                sock = self._generation.connector.call(number, f"link/{self._group}", operation)
-                self._outgoing[dst] = OutgoingLink(sock, self._generation, self._group, number)
+                self._outgoing[dst] = OutgoingLink(self._generation, self._group, self._ranks[dst], operation)
                 self._generation.add(self._outgoing[dst])
             return self._outgoing[dst]
 
@@ -124,26 +122,26 @@ class OutgoingLink(Member):
     """Link to another rank.
 
     Args:
-        sock: Connected to the rank, authenticated; owned from here on.
         number: The rank's, in the run.
+        operation: In which it is made.
 
     Attributes:
         bytes_sent: Bytes that were handed to it so far.
     """
 
-    def __init__(self, sock: socket.socket, generation: Generation, group: int, number: int) -> None:
+    def __init__(self, generation: Generation, group: int, number: int, operation: Operation) -> None:
         self.bytes_sent = 0
-        self._sock = sock
         self._generation = generation
         self._group = group
         self._number = number
+        self._turn = 0
+        self._sock = self._call(operation)
         # What waits to be sent, and the operation that has sent it.
         self._waiting: deque[tuple[list[memoryview], Operation]] = deque()
         self._waiting_bytes = 0
         self._thread: threading.Thread | None = None
         self._is_closing = self._is_closed = False
         self._news = threading.Condition()
-        socket_io.prepare(sock)
 
     def send(self, views: list[memoryview], operation: Operation) -> None:
         """Sends a message, or copies what does not go out at once."""
@@ -152,6 +150,7 @@ class OutgoingLink(Member):
             self.bytes_sent += sum(map(len, views))
             if not self._waiting and not self._is_closing:
                 try:
+                    self._renew(operation)
                     while views and (sent := _sent(self._sock, views)) is not None:
                         views = sent
                 except OSError:
@@ -186,6 +185,19 @@ class OutgoingLink(Member):
         """Joins the thread of a link that has been let go."""
         if self._thread is not None:
             self._thread.join(_JOIN_S)
+
+    def _call(self, operation: Operation) -> AnySocket:
+        purpose = _purpose(self._group, self._turn)
+        sock = self._generation.connector.call(self._number, purpose, operation)
+        socket_io.prepare(sock)
+        return sock
+
+    def _renew(self, operation: Operation) -> None:
+        """Makes the connection again, where nothing waits, when it has carried what its keys are good for."""
+        if socket_io.carried(self._sock)[0] >= tls.RENEW_BYTES:
+            self._turn += 1
+            old, self._sock = self._sock, self._call(operation)
+            old.close()
 
     def _await_room(self, operation: Operation) -> None:
         """Returns when so little waits that more may; looks after the other ranks meanwhile."""
@@ -254,7 +266,8 @@ class IncomingLink(Member):
         self._generation = generation
         self._group = group
         self._number = number
-        self._sock: socket.socket | None = None
+        self._sock: AnySocket | None = None
+        self._turn = 0
         self._poller = select.poll()
         self._busy = threading.Lock()
         self._is_closed = False
@@ -268,7 +281,12 @@ class IncomingLink(Member):
                 raise PeerLostError(f"The link from rank {self._number} was closed on this rank.")
             if self._sock is None:
                 self._sock = self._take(operation)
-            return self._received(self._sock, operation)
+            header = bytearray(frames.HEADER_BYTES)
+            while not self._fill(self._sock, memoryview(header), operation, renewable=True):
+                self._sock.close()
+                self._turn += 1
+                self._sock = self._take(operation)
+            return self._received(self._sock, bytes(header), operation)
         finally:
             if self._generation.error is not None:
                 self._finish()
@@ -282,14 +300,15 @@ class IncomingLink(Member):
             finally:
                 self._busy.release()
 
-    def _take(self, operation: Operation) -> socket.socket:
+    def _take(self, operation: Operation) -> AnySocket:
         """Waits until the other rank has made the link."""
-        detector, purpose = self._generation.detector, f"link/{self._group}"
+        detector, purpose = self._generation.detector, _purpose(self._group, self._turn)
         while True:
             last = detector.closed_after(self._number, operation)
             sock = self._generation.connector.taken(self._number, purpose, _LOOK_S)
             if sock is not None:
                 socket_io.prepare(sock)
+                self._poller = select.poll()
                 self._poller.register(sock, select.POLLIN)
                 self._poller.register(detector.fileno(), select.POLLIN)
                 return sock
@@ -299,21 +318,26 @@ class IncomingLink(Member):
             if operation.deadline.expired:
                 raise detector.absence(operation)
 
-    def _received(self, sock: socket.socket, operation: Operation) -> list[np.ndarray]:
-        header = frames.decode_header(self._read(sock, frames.HEADER_BYTES, operation), _LIMITS)
+    def _received(self, sock: AnySocket, first: bytes, operation: Operation) -> list[np.ndarray]:
+        header = frames.decode_header(first, _LIMITS)
         manifest = frames.decode_manifest(self._read(sock, header.manifest_bytes, operation), header, _LIMITS)
         arrays = [_typed(*one) for one in zip(manifest.empty_arrays(), *_kinds_of(manifest.fields), strict=True)]
         for array in arrays:
             self._fill(sock, frames.raw_view(array), operation)
         return arrays
 
-    def _read(self, sock: socket.socket, count: int, operation: Operation) -> bytes:
+    def _read(self, sock: AnySocket, count: int, operation: Operation) -> bytes:
         buffer = bytearray(count)
         self._fill(sock, memoryview(buffer), operation)
         return bytes(buffer)
 
-    def _fill(self, sock: socket.socket, view: memoryview, operation: Operation) -> None:
-        detector = self._generation.detector
+    def _fill(self, sock: AnySocket, view: memoryview, operation: Operation, *, renewable: bool = False) -> bool:
+        """Fills the view; returns False where nothing of it comes because the sender makes the connection again.
+
+        Args:
+            renewable: Whether it may, here between two messages.
+        """
+        detector, length = self._generation.detector, len(view)
         while view:
             try:
                 count = sock.recv_into(view)
@@ -328,8 +352,11 @@ class IncomingLink(Member):
             except OSError:
                 count = 0
             if count == 0:
+                if renewable and len(view) == length and socket_io.carried(sock)[1] >= tls.RENEW_BYTES:
+                    return False
                 detector.reason(self._number, operation)
             view = view[count:]
+        return True
 
     def _finish(self) -> None:
         if not self._is_closed:
@@ -339,7 +366,12 @@ class IncomingLink(Member):
             self._generation.leave(self)
 
 
-def _sent(sock: socket.socket, views: list[memoryview]) -> list[memoryview] | None:
+def _purpose(group: int, turn: int) -> str:
+    """Returns what the connection of a link is called; that of another turn is made after it was worn."""
+    return f"link/{group}/{turn}"
+
+
+def _sent(sock: AnySocket, views: list[memoryview]) -> list[memoryview] | None:
     """Sends as much as the connection takes at once; returns the rest, or None where it takes nothing."""
     try:
         count = sock.sendmsg(views[:_MOST_BUFFERS])

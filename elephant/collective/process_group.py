@@ -313,6 +313,7 @@ class ProcessGroup(Communicator, Member):
             operation = Operation(self._sequence + 1, name, deadline, ranks=self._needed)
             try:
                 self._detector.begin(operation)
+                self._data.renew(operation)
                 with np.errstate(over="ignore", invalid="ignore"):
                     result = body(operation)
             except NetworkError as error:

@@ -18,6 +18,7 @@ import mmap
 import os
 import socket
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import numpy as np
 
@@ -108,7 +109,8 @@ def _pass_on(group: RankGroup, descriptor: int | None) -> None:
     if descriptor is None:
         target.send(b"0")
     else:
-        socket.send_fds(target, [b"1"], [descriptor])
+        # Ranks of a host meet over Unix sockets.
+        socket.send_fds(cast(socket.socket, target), [b"1"], [descriptor])
 
 
 def _receive(group: RankGroup, operation: Operation) -> int | None:
@@ -116,7 +118,7 @@ def _receive(group: RankGroup, operation: Operation) -> int | None:
     while True:
         pair.wait(operation, reading=True, writing=False)
         try:
-            word, descriptors, _, _ = socket.recv_fds(pair.source, 1, 1)
+            word, descriptors, _, _ = socket.recv_fds(cast(socket.socket, pair.source), 1, 1)
         except (BlockingIOError, InterruptedError):
             continue
         except OSError:

@@ -74,7 +74,7 @@ def _attempt_with_servers(
 ) -> Iterator[RunAttempt[FitResult]]:
     session, addresses = rows.session, driver_addresses(rows.session)
     with contextlib.ExitStack() as closing:
-        run, channel = closing.enter_context(open_channel(addresses, job.config.timeouts))
+        run, channel = closing.enter_context(open_channel(addresses, spec))
         servers = closing.enter_context(_servers(session, job, model, run, addresses[1]))
         fit = closing.enter_context(
             AsynchronousFit(
@@ -228,7 +228,7 @@ def _train_on_executors(
     attempt_on = functools.partial(
         attempt_beside_rank_0,
         coordinator_spec,
-        spec.plan.gpus_per_worker,
+        spec,
         progress,
         result=the_coordinator,
         checkpoint_writer=checkpoint_writer,
@@ -242,8 +242,10 @@ def _servers(session: SparkSession, job: TrainingJob, model: ServerModel, run: R
     config, options = job.config, job.config.asynchronous
     parts = parts_of(model, config, run.run_id)
     if options.server_placement == "executors":
-        return ExecutorServers(session, parts, run=run, bind=bind, port=options.port, timeouts=config.timeouts)
-    listeners = listening_sockets(bind, options.port, len(parts))
+        return ExecutorServers(
+            session, parts, run=run, bind=bind, port=options.port, ports=config.ports, timeouts=config.timeouts
+        )
+    listeners = listening_sockets(bind, options.port, len(parts), config.ports)
     return DriverServers(parts, listeners, token=run.token, advertised=run.driver[0])
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from elephant.checkpoint.manager import CheckpointSink
 from elephant.cluster.addresses import driver_addresses
 from elephant.cluster.checks.executor_facts import ask_executors
-from elephant.cluster.session import is_remote, setting
+from elephant.cluster.session import is_remote, ports_of, session_settings, setting
 from elephant.cluster.spark_job import end_attempt
 from elephant.driver.coordinator import Coordinator
 from elephant.driver.launcher import RankJob, SparkBarrierLauncher, SparkRestartableLauncher
@@ -29,7 +29,7 @@ from elephant.driver.replay import attempt_beside_rank_0
 from elephant.driver.run_ranks import RestartsOfTasks, RunAttempt, Turns, attempt_here
 from elephant.errors import ConfigurationError, NetworkError, first_line
 from elephant.monitor.progress import Progress
-from elephant.net.addresses import Address, name_of
+from elephant.net.addresses import Address, Ports, name_of
 from elephant.net.handshake import NONCE_BYTES, PREAMBLE, PROOF_BYTES
 from elephant.net.server import Server
 from elephant.net.stream import Listener, Stream
@@ -66,9 +66,9 @@ class ReachabilityProbe:
         NetworkError: The address cannot be listened on.
     """
 
-    def __init__(self, host: str, advertised: str) -> None:
+    def __init__(self, host: str, advertised: str, ports: Ports = None) -> None:
         self.token = secrets.token_bytes(_TOKEN_BYTES)
-        listener = Listener.bind(host, handshake_timeout_s=_HANDSHAKE_S)
+        listener = Listener.bind(host, ports=ports, handshake_timeout_s=_HANDSHAKE_S)
         self.address: Address = (advertised, listener.address[1])
         self._server = Server(listener, self.token, _CONTEXT, _close, name="elephant-probe")
 
@@ -178,7 +178,7 @@ def is_reached(session: SparkSession) -> bool | None:
     """
     try:
         advertised, bind = driver_addresses(session)
-        probe = ReachabilityProbe(bind, advertised)
+        probe = ReachabilityProbe(bind, advertised, ports_of(None, session_settings(session)))
     except NetworkError as error:
         logger.info("this client has no address for executors: %s", error)
         return False
@@ -217,11 +217,11 @@ def attempts_at_ranks(
             with a loss.
     """
     if coordinates_on_executors(session):
-        beside, ranks_per_task = CoordinatorSpec(program="synchronous"), spec.plan.gpus_per_worker
+        beside = CoordinatorSpec(program="synchronous")
         return functools.partial(
             attempt_beside_rank_0,
             beside,
-            ranks_per_task,
+            spec,
             progress,
             result=result,
             checkpoint_writer=checkpoint_writer,
@@ -232,7 +232,7 @@ def attempts_at_ranks(
     return functools.partial(
         attempt_here,
         SparkBarrierLauncher if recovery is None else SparkRestartableLauncher,
-        spec.timeouts,
+        spec,
         progress,
         result=result,
         checkpoint_writer=checkpoint_writer,

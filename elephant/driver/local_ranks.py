@@ -59,7 +59,7 @@ def run_here(
     call = pickled_call(fn, args, kwargs)
     spec = function_spec(call, _plan(num_workers), timeouts, env, progress.shows_output)
     result = functools.partial(results_of, num_workers)
-    attempt_on = functools.partial(attempt_here, LocalLauncher, timeouts, progress, result=result)
+    attempt_on = functools.partial(attempt_here, LocalLauncher, spec, progress, result=result)
     results = run_ranks([()] * num_workers, spec, progress, attempt_on)
     return [unpickled(result, rank) for rank, result in enumerate(results)]
 
@@ -77,19 +77,20 @@ def fit_here(job: TrainingJob, parts: Sequence[pa.RecordBatch], progress: Progre
     # Keras is imported only where there is a model.
     from elephant.driver.driver_turns import SynchronousEpochs
 
-    turns, timeouts = SynchronousEpochs(job), job.config.timeouts
+    turns = SynchronousEpochs(job)
     spec = TaskSpec(
         program="fit",
         driver_versions=installed_versions(),
         job=pickler()(turns.job_of_ranks()),
         backend=job.model.settings.backend,
         schema=job.schema,
-        timeouts=timeouts,
+        timeouts=job.config.timeouts,
         environment=dict(env),
         shows_output=progress.shows_output,
         plan=_plan(len(parts)),
+        encryption=bool(job.config.encryption),
     )
-    attempt_on = functools.partial(attempt_here, LocalLauncher, timeouts, progress, result=the_coordinator, turns=turns)
+    attempt_on = functools.partial(attempt_here, LocalLauncher, spec, progress, result=the_coordinator, turns=turns)
     with contextlib.closing(turns):
         result = run_ranks([[part] for part in parts], spec, progress, attempt_on).result()
         variables = turns.end(result.variables, result.rows, ())

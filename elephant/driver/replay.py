@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import ipaddress
-import secrets
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, TypeVar
@@ -20,6 +19,7 @@ from elephant.driver.run_ranks import RunAttempt
 from elephant.monitor.events import Event, StepEnded, unpacked
 from elephant.monitor.progress import Progress
 from elephant.net.addresses import Address
+from elephant.net.tls import new_token
 from elephant.task.coordinator_task import EVENTS
 from elephant.task.rank_task import run_coordinator_partition
 from elephant.task.specs import CoordinatorSpec, RunContext, TaskSpec
@@ -112,7 +112,7 @@ class WithoutSteps:
 @contextlib.contextmanager
 def attempt_beside_rank_0(
     coordinator_spec: CoordinatorSpec,
-    ranks_per_task: int,
+    spec: TaskSpec,
     progress: Progress,
     rows: RowSource,
     *,
@@ -123,7 +123,7 @@ def attempt_beside_rank_0(
 
     Args:
         coordinator_spec: What is beside rank 0.
-        ranks_per_task: Ranks of each Spark task.
+        spec: What the run asks for.
         progress: Shown what has happened, in the end.
         rows: The rows.
         result: What comes of ranks that have ended well.
@@ -131,8 +131,9 @@ def attempt_beside_rank_0(
     """
     progress.note("rank 0 coordinates this run: its progress is shown when it has ended")
     events = LoggedEvents()
-    coordinator = replay_coordinator(events, progress, checkpoint_writer, ranks_per_task=ranks_per_task)
-    context = RunContext(run_id=uuid.uuid4().hex, token=secrets.token_bytes(32), driver=_direction(rows.session))
+    coordinator = replay_coordinator(events, progress, checkpoint_writer, ranks_per_task=spec.plan.gpus_per_worker)
+    token = new_token(encryption=spec.encryption)
+    context = RunContext(run_id=uuid.uuid4().hex, token=token, driver=_direction(rows.session))
     launcher = SparkCoordinatorLauncher(rows, coordinator_spec, events)
     yield RunAttempt(launcher, context, events, coordinator, lambda job: result(coordinator, job))
 

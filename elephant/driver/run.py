@@ -17,6 +17,7 @@ import pickle  # noqa: S403  (results come as rows of our own Spark job)
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from elephant.backends import VARIABLE
@@ -27,6 +28,7 @@ from elephant.collective import api
 from elephant.config import Timeouts
 from elephant.errors import ClusterError, ConfigurationError, brief_errors, warn_user
 from elephant.errors import expect as _expect
+from elephant.options import OPTION
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -54,6 +56,8 @@ def run(
     use_gpu: bool | str = "auto",
     gpus_per_worker: int = 1,
     gpu_resource: str = "gpu",
+    encryption: bool | None = None,
+    ports: tuple[int, int] | None = None,
 ) -> list[Result]:
     """Runs a function on N workers at the same time, and returns its results by rank.
 
@@ -88,6 +92,11 @@ def run(
         gpus_per_worker: GPUs of each worker. With more than one, the function is called once for each of them: there
             are as many ranks, and results, as GPUs.
         gpu_resource: What Spark calls GPUs, as in ``spark.executor.resource.NAME.amount``.
+        encryption: Whether the connections between workers, and to the driver, are encrypted, by TLS 1.3 with a key
+            pair of this run. None encrypts them where Spark is told to encrypt; False does not, whatever Spark is
+            told. What the function opens itself is its own concern.
+        ports: The first and the last port that the driver and workers may listen on, for firewalls. None takes those
+            of ``spark.elephant.ports``, or any.
 
     Returns:
         What the function returned on each worker, by rank. Results travel through Spark to the
@@ -120,6 +129,10 @@ def run(
         )
     check_call(fn, args, kwargs, num_workers, verbose, timeouts, env)
     _expect(spark is None or callable(getattr(spark, "range", None)), "spark", "a SparkSession", spark)
+    _expect(encryption is None or isinstance(encryption, bool), "encryption", "True, False or None", encryption)
+    if ports is not None:
+        first, last = OPTION["ports"].value_of(ports)
+        ports = first, last
     request = ResourceRequest(
         num_workers=num_workers, use_gpu=use_gpu, gpus_per_worker=gpus_per_worker, gpu_resource=gpu_resource
     )
@@ -132,7 +145,18 @@ def run(
         with _in_this_process(env):
             return [fn(*args, **kwargs)]
     session = spark or _session(num_workers)
-    return _run_on_spark(session, fn, args, kwargs, request, verbose=verbose, timeouts=timeouts, env=env)
+    return _run_on_spark(
+        session,
+        fn,
+        args,
+        kwargs,
+        request,
+        verbose=verbose,
+        timeouts=timeouts,
+        env=env,
+        encryption=encryption,
+        ports=ports,
+    )
 
 
 def distributed(
@@ -145,6 +169,8 @@ def distributed(
     use_gpu: bool | str = "auto",
     gpus_per_worker: int = 1,
     gpu_resource: str = "gpu",
+    encryption: bool | None = None,
+    ports: tuple[int, int] | None = None,
 ) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, list[Result]]]:
     """Decorates a function: a call of it is an `elephant.run` of it, with the arguments of the call.
 
@@ -181,6 +207,8 @@ def distributed(
                 use_gpu=use_gpu,
                 gpus_per_worker=gpus_per_worker,
                 gpu_resource=gpu_resource,
+                encryption=encryption,
+                ports=ports,
             )
 
         return run_it
@@ -208,9 +236,13 @@ def _run_on_spark(
     verbose: int | str,
     timeouts: Timeouts,
     env: Mapping[str, str],
+    encryption: bool | None,
+    ports: tuple[int, int] | None,
 ) -> list[Result]:
     from elephant.cluster.checks.preflight import Requirements, preflight_checked
+    from elephant.cluster.checks.session_checks import encrypts
     from elephant.cluster.row_source import FrameRows
+    from elephant.cluster.session import ports_of, session_settings
     from elephant.cluster.spark_job import counted, described
     from elephant.driver.coordinator_location import attempts_at_ranks
     from elephant.driver.run_ranks import RETRIES, results_of, run_ranks
@@ -225,11 +257,17 @@ def _run_on_spark(
         keras=False,
         slots_s=timeouts.slots_s,
         request=request,
+        encryption=encryption,
     )
     about = f"elephant run: {counted(request.num_workers, 'worker')}"
     with described(session, about), preflight_checked(session, requirements, progress.note) as plan:
         rows = FrameRows(session.range(0, plan.slots_needed, 1, plan.slots_needed))
-        spec = function_spec(call, plan, timeouts, env, progress.shows_output)
+        settings = session_settings(session)
+        spec = replace(
+            function_spec(call, plan, timeouts, env, progress.shows_output),
+            encryption=encrypts(encryption, settings),
+            ports=ports_of(ports, settings),
+        )
         attempt_on = attempts_at_ranks(
             session, spec, progress, result=functools.partial(results_of, spec.plan.world_size)
         )

@@ -7,7 +7,6 @@ differs is the `RunAttempt` that it carries out: who starts the ranks, where the
 from __future__ import annotations
 
 import contextlib
-import secrets
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -17,13 +16,13 @@ from typing import Any, Generic, Protocol, TypeVar
 from elephant.checkpoint.manager import CheckpointSink
 from elephant.cluster.executors import awaited_slots
 from elephant.cluster.spark_job import SparkWords
-from elephant.config import Timeouts
 from elephant.driver.coordinator import Coordinator, EventSource
 from elephant.driver.coordinator_policy import DriverTurns, SynchronousPolicy
 from elephant.driver.launcher import Launcher, RankJob
 from elephant.driver.recovery.generations import EarlierTurns, Generations, Recovering
 from elephant.monitor.channel import Channel
 from elephant.monitor.progress import Progress
+from elephant.net.tls import new_token
 from elephant.task.specs import RunContext, TaskSpec
 from elephant.task.task import results_by_rank
 
@@ -170,25 +169,27 @@ def _retry_after(error: Exception | None, left: Sequence[Retry], *, began: bool)
 
 @contextlib.contextmanager
 def open_channel(
-    addresses: tuple[str, str], timeouts: Timeouts, *, begins_again: bool = False
+    addresses: tuple[str, str], spec: TaskSpec, *, begins_again: bool = False
 ) -> Iterator[tuple[RunContext, Channel]]:
     """Opens the channel of a new attempt in this process, for the ``with`` block.
 
     Args:
         addresses: `Launcher.addresses`.
-        timeouts: How long waits may last.
+        spec: What the run asks for.
         begins_again: Whether tasks stay connected, and form a new generation after a loss.
     """
-    run_id, token = uuid.uuid4().hex, secrets.token_bytes(32)
-    advertised, bind = addresses
-    with Channel(bind_host=bind, token=token, run_id=run_id, timeouts=timeouts, begins_again=begins_again) as channel:
+    run_id, token = uuid.uuid4().hex, new_token(encryption=spec.encryption)
+    (advertised, bind), timeouts = addresses, spec.timeouts
+    with Channel(
+        bind_host=bind, token=token, run_id=run_id, timeouts=timeouts, begins_again=begins_again, ports=spec.ports
+    ) as channel:
         yield RunContext(run_id=run_id, token=token, driver=(advertised, channel.port)), channel
 
 
 @contextlib.contextmanager
 def attempt_here(
     launcher_of: Callable[[Rows], Launcher],
-    timeouts: Timeouts,
+    spec: TaskSpec,
     progress: Progress,
     rows: Rows,
     *,
@@ -201,7 +202,7 @@ def attempt_here(
 
     Args:
         launcher_of: Returns what starts them.
-        timeouts: How long waits may last.
+        spec: What the run asks for.
         progress: Shown what happens.
         rows: The rows.
         result: What comes of ranks that have ended well.
@@ -211,7 +212,7 @@ def attempt_here(
     """
     with (
         contextlib.closing(launcher_of(rows)) as launcher,
-        open_channel(launcher.addresses, timeouts, begins_again=recovery is not None) as (context, channel),
+        open_channel(launcher.addresses, spec, begins_again=recovery is not None) as (context, channel),
     ):
         policy = SynchronousPolicy(progress, turns, channel)
         generations = None if recovery is None else recovery.generations(channel, turns)

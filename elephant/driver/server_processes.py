@@ -39,7 +39,7 @@ from elephant.errors import (
 )
 from elephant.monitor.channel import Channel, ChannelClient
 from elephant.monitor.events import Event, RankFailure, RankGone, RankSilent, Serving
-from elephant.net.addresses import Address, address_towards
+from elephant.net.addresses import Address, Ports, address_towards
 from elephant.parameter_server.layout import ALIGNED_VALUES, Layout, ServerSpec
 from elephant.parameter_server.optimizers import without_clipping
 from elephant.parameter_server.process import ServerProcess, listening_sockets, shard_specs
@@ -315,6 +315,7 @@ def host_server(
     parts: Sequence[ServerPart] | Broadcast[Sequence[ServerPart]],
     run: RunContext,
     port: int,
+    ports: Ports,
     timeouts: Timeouts,
     batches: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
@@ -322,6 +323,7 @@ def host_server(
 
     Args:
         port: The first server's port, or zero.
+        ports: Among which it is free then.
     """
     from pyspark import TaskContext
 
@@ -347,7 +349,8 @@ def host_server(
             if context is not None and context.attemptNumber() > 0:
                 _stand_by(index, host, client, ended)
             else:
-                _host(in_task(parts)[index], index, host, port + index if port else 0, run, client, ended)
+                with listening_sockets(host, port + index if port else 0, 1, ports)[0] as listener:
+                    _host(in_task(parts)[index], index, listener, run, client, ended)
         except ElephantError as error:
             client.send(RankFailure(rank=index, host=host, kind=kind_of(error), message=str(error)))
     yield from ()
@@ -365,11 +368,10 @@ def _stand_by(index: int, host: str, client: ChannelClient, ended: threading.Eve
 
 
 def _host(
-    part: ServerPart, index: int, host: str, port: int, run: RunContext, client: ChannelClient, ended: threading.Event
+    part: ServerPart, index: int, listener: socket, run: RunContext, client: ChannelClient, ended: threading.Event
 ) -> None:
     """Runs one server, and tells the driver where it is whenever it has started."""
     with contextlib.ExitStack() as closing:
-        listener = closing.enter_context(listening_sockets(host, port, 1)[0])
         server = part.served(listener, run.token, local_folder())
         closing.callback(server.close)
         watched, address = WatchedServer(server, index), listener.getsockname()
@@ -385,6 +387,7 @@ class ExecutorServers(ServerGroup):
     Args:
         run: The fit; its driver's address is this object's own channel's.
         port: The first server's port; zero lets the system choose.
+        ports: Among which.
 
     Raises:
         ClusterError: They have not all started in time, or a port is taken.
@@ -398,15 +401,16 @@ class ExecutorServers(ServerGroup):
         run: RunContext,
         bind: str,
         port: int,
+        ports: Ports,
         timeouts: Timeouts,
     ) -> None:
         super().__init__()
         self._serving: dict[int, Serving] = {}
         self._failure: str | None = None
-        self._channel = Channel(bind_host=bind, token=run.token, run_id=run.run_id, timeouts=timeouts)
+        self._channel = Channel(bind_host=bind, token=run.token, run_id=run.run_id, timeouts=timeouts, ports=ports)
         here = RunContext(run_id=run.run_id, token=run.token, driver=(run.driver[0], self._channel.port))
         num_bytes = sum(vector.nbytes for part in parts for vector in (part.values, part.state, *part.slots))
-        host = functools.partial(host_server, for_tasks(session, parts, num_bytes), here, port, timeouts)
+        host = functools.partial(host_server, for_tasks(session, parts, num_bytes), here, port, ports, timeouts)
         stage = session.range(0, len(parts), 1, len(parts)).mapInArrow(host, RESULT_SCHEMA)
         with described(session, "parameter servers"):
             self._job = SparkJob(session, f"elephant-servers-{run.run_id}", stage.collect)

@@ -67,6 +67,7 @@ from elephant.monitor.events import (
     to_message,
 )
 from elephant.monitor.meetings import MET, PING, SEND_S, Meetings
+from elephant.net.addresses import Ports
 from elephant.net.buffers import portable
 from elephant.net.deadline import Deadline
 from elephant.net.frames import Limits, Message, require
@@ -102,6 +103,7 @@ class Channel:
         run_id: str,
         timeouts: Timeouts,
         begins_again: bool = False,
+        ports: Ports = None,
     ) -> None:
         self.meetings = Meetings(are_repeated=begins_again)
         # Events with the generation whose they are, where they are of one; and what this end itself has failed of.
@@ -114,7 +116,7 @@ class Channel:
         self._first_stream: Stream | None = None
         # Of workers in gossip mode: their latest attempts'.
         self._worker_streams: dict[int, Stream] = {}
-        self._listener = Listener.bind(bind_host, 0) if isinstance(bind_host, str) else bind_host
+        self._listener = Listener.bind(bind_host, ports=ports) if isinstance(bind_host, str) else bind_host
         self.port = int(self._listener.address[1])
         self._server = Server(
             self._listener, token=token, context=run_id, on_connect=self._serve, on_exhausted=self._lack_room

@@ -6,6 +6,7 @@ to a network namespace, so that containers with networks of their own do not mee
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
 import os
@@ -17,6 +18,8 @@ from elephant.errors import ConfigurationError, NetworkError, text_of
 Address = tuple[str, int]
 # A text is the abstract name of a Unix socket of this host.
 Endpoint = Address | str
+# The first and the last of those that may be listened on; None leaves the choice to the system.
+Ports = tuple[int, int] | None
 _BACKLOG = 128
 
 
@@ -32,16 +35,35 @@ def name_of(address: Endpoint | bytes) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def listening_socket(host: str, port: int) -> socket.socket:
+def listening_socket(host: str, port: int = 0, ports: Ports = None) -> socket.socket:
     """Returns a socket that listens on one of this machine's own addresses.
 
     Args:
         host: An IPv4 or IPv6 address or a name; an empty one, which would mean all, is refused.
+        port: The one to listen on; zero takes a free one.
+        ports: Among which, where ``port`` is zero.
 
     Raises:
         ConfigurationError: No host was given.
-        NetworkError: The address is in use, or not of this machine.
+        NetworkError: The address is in use, or not of this machine, or none of the ports is free.
     """
+    if port or ports is None:
+        return _listening_on(host, port)
+    first, last = ports
+    for one in range(first, last + 1):
+        try:
+            return _listening_on(host, one)
+        except NetworkError as error:
+            cause = error.__cause__
+            if not isinstance(cause, OSError) or cause.errno != errno.EADDRINUSE:
+                raise
+    raise NetworkError(
+        f"Cannot listen on {host}: expected a free port from {first} to {last}, as ports or spark.elephant.ports says. "
+        "Received: all are taken. Give more of them; docs/clusters.md says how many a host needs."
+    )
+
+
+def _listening_on(host: str, port: int) -> socket.socket:
     if not host:
         raise ConfigurationError("host: expected the address to listen on. Received: an empty name.")
     try:

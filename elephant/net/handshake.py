@@ -11,7 +11,8 @@ The nonces make a recorded conversation worthless, the roles stop a proof from b
 sent back to its maker, and the context (the run id, and the edge of a ring) stops
 a connection from being used for anything else. A side that is not convinced sends zeros
 in the place of its own proof, so that the other side knows at once. The proof covers
-the start of a connection: what follows is neither encrypted nor signed.
+the start of a connection: what follows is neither encrypted nor signed, except in a run
+whose token has it encrypted; there all of this happens inside TLS. See `elephant.net.tls`.
 
 Whoever reaches the port gets this far, so nothing here costs more than a socket
 and a few bytes per stranger. The handshakes of all pending connections go on side
@@ -31,8 +32,9 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 
 from elephant.errors import AuthenticationError, ConfigurationError, NetworkError, PeerLostError, ProtocolError
-from elephant.net import socket_io
+from elephant.net import socket_io, tls
 from elephant.net.deadline import Deadline
+from elephant.net.tls import AnySocket, TlsSocket
 
 PREAMBLE = b"elephant/auth/1\n"
 NONCE_BYTES = 32
@@ -103,8 +105,8 @@ def server_handshake(token: bytes, context: str, nonce: bytes | None = None) -> 
         raise AuthenticationError(_refused("client", context))
 
 
-def perform(handshake: Handshake, sock: socket.socket, deadline: Deadline, peer: str) -> None:
-    """Runs a handshake over a connected, non-blocking socket.
+def perform(handshake: Handshake, sock: AnySocket, deadline: Deadline, peer: str) -> None:
+    """Runs a handshake over a connected, non-blocking socket, and before it that of TLS, where the socket has one.
 
     Raises:
         AuthenticationError: The other side does not know the token or the context.
@@ -112,6 +114,8 @@ def perform(handshake: Handshake, sock: socket.socket, deadline: Deadline, peer:
         PeerLostError: It closed the connection.
         DeadlineExceededError: It did not answer in time.
     """
+    while isinstance(sock, TlsSocket) and (events := sock.advance_handshake(peer)):
+        socket_io.wait(sock, events, deadline)
     step = next(handshake)
     try:
         while True:
@@ -138,11 +142,12 @@ def _refused(role: str, context: str) -> str:
 
 @dataclass
 class _Candidate:
-    sock: socket.socket
+    sock: AnySocket
     peer: str
     handshake: Handshake
     step: Step
     expires: float
+    is_secured: bool = False
     received: bytearray = field(default_factory=bytearray)
 
 
@@ -193,11 +198,12 @@ class Admissions:
         except OSError:
             sock.close()
             return
+        secured = tls.secured(sock, self._terms[0], is_server=True)
         handshake = server_handshake(*self._terms)
         expires = time.monotonic() + self._timeout_s
-        self._candidates[sock.fileno()] = _Candidate(sock, peer, handshake, next(handshake), expires)
+        self._candidates[sock.fileno()] = _Candidate(secured, peer, handshake, next(handshake), expires)
 
-    def advance(self, descriptor: int) -> tuple[socket.socket, str] | None:
+    def advance(self, descriptor: int) -> tuple[AnySocket, str] | None:
         """Reads what a pending connection sent; returns its socket and peer's name once the proof has come.
 
         A connection that fails is closed and counted, and no error is raised.
@@ -227,11 +233,16 @@ class Admissions:
 
     def _run(self, candidate: _Candidate) -> bool:
         """Takes the handshake as far as the bytes that have arrived carry it; returns whether it is over."""
+        sock = candidate.sock
+        if isinstance(sock, TlsSocket) and not candidate.is_secured:
+            if sock.advance_handshake(candidate.peer):
+                return False
+            candidate.is_secured = True
         while True:
             missing = candidate.step.receive - len(candidate.received)
             if missing > 0:
                 buffer = bytearray(missing)
-                count = socket_io.receive_some(candidate.sock, memoryview(buffer), candidate.peer)
+                count = socket_io.receive_some(sock, memoryview(buffer), candidate.peer)
                 if count is None:
                     return False
                 candidate.received += buffer[:count]

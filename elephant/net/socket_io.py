@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from elephant.errors import DeadlineExceededError, PeerLostError
 from elephant.net.deadline import Deadline
+from elephant.net.tls import AnySocket, TlsSocket
 
 _MAX_BUFFERS = 64
 
@@ -24,7 +25,7 @@ _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 _HANG_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 
 
-def prepare(sock: socket.socket) -> None:
+def prepare(sock: AnySocket) -> None:
     """Sets a connected socket up: non-blocking, no delay for small packets, probes that find a dead host."""
     sock.setblocking(False)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -35,7 +36,7 @@ def prepare(sock: socket.socket) -> None:
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
-def lose_after(sock: socket.socket, seconds: float) -> None:
+def lose_after(sock: AnySocket, seconds: float) -> None:
     """Has the system end a connection whose peer's host does not confirm for so long what was sent to it.
 
     Without this a link that is cut is noticed after a quarter of an hour, or never by who waits for an answer. Other
@@ -45,7 +46,7 @@ def lose_after(sock: socket.socket, seconds: float) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(round(seconds * 1000), 1))
 
 
-def send_all(sock: socket.socket, buffers: Sequence[bytes | memoryview], deadline: Deadline, peer: str) -> None:
+def send_all(sock: AnySocket, buffers: Sequence[bytes | memoryview], deadline: Deadline, peer: str) -> None:
     """Sends every buffer, in order.
 
     Raises:
@@ -57,7 +58,7 @@ def send_all(sock: socket.socket, buffers: Sequence[bytes | memoryview], deadlin
 
 
 def _sent(
-    sock: socket.socket, buffers: Sequence[bytes | memoryview], peer: str, await_room: Callable[[float], None]
+    sock: AnySocket, buffers: Sequence[bytes | memoryview], peer: str, await_room: Callable[[float], None]
 ) -> Iterator[int]:
     """Sends every buffer, in order; yields the number of bytes of each piece that went out.
 
@@ -82,7 +83,7 @@ def _sent(
             views[0] = views[0][sent:]
 
 
-def receive_into(sock: socket.socket, view: memoryview, deadline: Deadline, peer: str) -> None:
+def receive_into(sock: AnySocket, view: memoryview, deadline: Deadline, peer: str) -> None:
     """Fills the view with bytes from the socket.
 
     Raises:
@@ -93,7 +94,7 @@ def receive_into(sock: socket.socket, view: memoryview, deadline: Deadline, peer
         pass
 
 
-def _received(sock: socket.socket, view: memoryview, peer: str, await_bytes: Callable[[float], None]) -> Iterator[int]:
+def _received(sock: AnySocket, view: memoryview, peer: str, await_bytes: Callable[[float], None]) -> Iterator[int]:
     """Fills the view; yields the number of bytes of each piece that came in.
 
     Args:
@@ -110,7 +111,7 @@ def _received(sock: socket.socket, view: memoryview, peer: str, await_bytes: Cal
         yield count
 
 
-def receive_some(sock: socket.socket, view: memoryview, peer: str) -> int | None:
+def receive_some(sock: AnySocket, view: memoryview, peer: str) -> int | None:
     """Reads what has arrived, up to the view's length; returns the number of bytes, or None where nothing has.
 
     Raises:
@@ -127,12 +128,24 @@ def receive_some(sock: socket.socket, view: memoryview, peer: str) -> int | None
     return count
 
 
-def wait(sock: socket.socket, events: int, deadline: Deadline) -> None:
+def holds_bytes(sock: AnySocket) -> bool:
+    """Returns whether bytes have arrived of which no poll tells, because they have left the system's buffers."""
+    return isinstance(sock, TlsSocket) and sock.has_bytes()
+
+
+def carried(sock: AnySocket) -> tuple[int, int]:
+    """Returns how many bytes an encrypted connection has sent, and received; of others none are counted."""
+    return (sock.bytes_sent, sock.bytes_received) if isinstance(sock, TlsSocket) else (0, 0)
+
+
+def wait(sock: AnySocket, events: int, deadline: Deadline) -> None:
     """Returns when one of the poll events has come, or an error that the next call on the socket will show.
 
     Raises:
         DeadlineExceededError: Nothing came in time.
     """
+    if events & select.POLLIN and holds_bytes(sock):
+        return
     poller = select.poll()
     try:
         poller.register(sock, events)
@@ -141,7 +154,7 @@ def wait(sock: socket.socket, events: int, deadline: Deadline) -> None:
     poller.poll(deadline.remaining_ms())
 
 
-def shut_down(sock: socket.socket) -> None:
+def shut_down(sock: AnySocket) -> None:
     """Ends both directions, so that a thread that waits on the socket wakes up; does nothing where they have ended."""
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
@@ -150,7 +163,7 @@ def shut_down(sock: socket.socket) -> None:
 class SocketIO:
     """One connection: whole buffers in and out, and the number of bytes of each."""
 
-    def __init__(self, sock: socket.socket, peer: str) -> None:
+    def __init__(self, sock: AnySocket, peer: str) -> None:
         self.peer = peer
         self.bytes_sent = 0
         self.bytes_received = 0

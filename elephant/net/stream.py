@@ -26,8 +26,8 @@ from elephant.errors import (
     ProtocolError,
     text_of,
 )
-from elephant.net import frames, socket_io
-from elephant.net.addresses import Address, Endpoint, listening_socket, name_of
+from elephant.net import frames, socket_io, tls
+from elephant.net.addresses import Address, Endpoint, Ports, listening_socket, name_of
 from elephant.net.deadline import Deadline
 from elephant.net.handshake import Admissions, Handshake, check_token, client_handshake, perform
 
@@ -53,7 +53,7 @@ class Stream:
     conversation is lost; a deadline that passes before a message begins does not.
     """
 
-    def __init__(self, sock: socket.socket, peer: str) -> None:
+    def __init__(self, sock: tls.AnySocket, peer: str) -> None:
         self.peer = peer
         self._sock = sock
         self._sending = threading.Lock()
@@ -134,7 +134,7 @@ class Stream:
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
         self._end()
 
-    def detach(self) -> socket.socket:
+    def detach(self) -> tls.AnySocket:
         """Returns the authenticated, non-blocking socket and gives up its ownership; the stream is closed then."""
         with self._state:
             self._check_open()
@@ -256,7 +256,7 @@ def connect(
         NetworkError: The address cannot be used, such as an unknown host name.
     """
     check_token(token)
-    sock = dial(address, lambda: client_handshake(token, context), deadline, refused_s=refused_s)
+    sock = dial(address, token, lambda: client_handshake(token, context), deadline, refused_s=refused_s)
     return Stream(sock, name_of(address))
 
 
@@ -277,17 +277,27 @@ class Listener:
         self._exhausted_at: float | None = None
 
     @classmethod
-    def bind(cls, host: str, port: int = 0, *, max_pending: int = 64, handshake_timeout_s: float = 10.0) -> Listener:
+    def bind(
+        cls,
+        host: str,
+        port: int = 0,
+        *,
+        ports: Ports = None,
+        max_pending: int = 64,
+        handshake_timeout_s: float = 10.0,
+    ) -> Listener:
         """Listens on one of this machine's own addresses.
 
         Args:
             host: An IPv4 or IPv6 address or a name; an empty one, which would mean all, is refused.
+            port: The one to listen on; zero takes a free one.
+            ports: Among which, where ``port`` is zero.
 
         Raises:
             ConfigurationError: No host was given.
-            NetworkError: The address is in use, or not of this machine.
+            NetworkError: The address is in use, or not of this machine, or none of the ports is free.
         """
-        sock = listening_socket(host, port)
+        sock = listening_socket(host, port, ports)
         return cls(sock, max_pending=max_pending, handshake_timeout_s=handshake_timeout_s)
 
     @property
@@ -398,8 +408,13 @@ class Listener:
 
 
 def dial(
-    address: Endpoint, new_handshake: Callable[[], Handshake], deadline: Deadline, *, refused_s: float = math.inf
-) -> socket.socket:
+    address: Endpoint,
+    token: bytes,
+    new_handshake: Callable[[], Handshake],
+    deadline: Deadline,
+    *,
+    refused_s: float = math.inf,
+) -> tls.AnySocket:
     """Returns a connected, non-blocking socket on which a handshake has succeeded.
 
     A connection that is refused, reset or unreachable, and one that the listener
@@ -407,6 +422,7 @@ def dial(
 
     Args:
         address: Host and port; IPv4, IPv6 or a name. Or the name of a Unix socket of this host.
+        token: Of the run, which says whether the connection is encrypted.
         deadline: When the connection must be there.
         refused_s: After how many seconds in which it was refused each time the listener is gone, where it was there
             before. Unless told, it may still come.
@@ -424,7 +440,7 @@ def dial(
     pause = _FIRST_PAUSE_S
     while True:
         try:
-            return _attempt(address, new_handshake(), deadline, peer)
+            return _attempt(address, token, new_handshake(), deadline, peer)
         except (AuthenticationError, ProtocolError):
             raise
         except DeadlineExceededError as error:
@@ -443,15 +459,16 @@ def dial(
         pause = min(2 * pause, _LONGEST_PAUSE_S)
 
 
-def _attempt(address: Endpoint, handshake: Handshake, deadline: Deadline, peer: str) -> socket.socket:
+def _attempt(address: Endpoint, token: bytes, handshake: Handshake, deadline: Deadline, peer: str) -> tls.AnySocket:
     sock = _open_local(address, deadline) if isinstance(address, str) else _open(address, deadline)
     try:
         socket_io.prepare(sock)
-        perform(handshake, sock, deadline, peer)
+        secured = tls.secured(sock, token, is_server=False)
+        perform(handshake, secured, deadline, peer)
     except BaseException:
         sock.close()
         raise
-    return sock
+    return secured
 
 
 def _open(address: Address, deadline: Deadline) -> socket.socket:

@@ -35,7 +35,7 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 
 from elephant.errors import ClusterError, ConfigurationError, DataError, NetworkError
-from elephant.net.addresses import Address, listening_socket, name_of
+from elephant.net.addresses import Address, Ports, listening_socket, name_of
 from elephant.net.buffers import aligned_vector
 from elephant.net.frames import raw_view
 from elephant.net.handshake import check_token
@@ -198,8 +198,12 @@ def shard_specs(spec: ServerSpec, count: int) -> list[ServerSpec]:
     ]
 
 
-def listening_sockets(host: str, port: int, count: int) -> list[socket.socket]:
+def listening_sockets(host: str, port: int, count: int, ports: Ports = None) -> list[socket.socket]:
     """Returns sockets for so many servers to listen on.
+
+    Args:
+        port: Of the first one, whose next ones the others have; zero takes free ones.
+        ports: Among which, where ``port`` is zero.
 
     Raises:
         ClusterError: A port is taken, or the address is not of this machine.
@@ -207,7 +211,7 @@ def listening_sockets(host: str, port: int, count: int) -> list[socket.socket]:
     sockets: list[socket.socket] = []
     try:
         for index in range(count):
-            sockets.append(listening_socket(host, port + index if port else 0))
+            sockets.append(listening_socket(host, port + index if port else 0, ports))
     except NetworkError as error:
         for sock in sockets:
             sock.close()

@@ -186,6 +186,7 @@ class SynchronousFitProgram(SynchronousProgram):
                 token=bytes.fromhex(rank_info.token),
                 run_id=f"{rank_info.run_id} {rank_info.generation or 0}",
                 wait_s=rank_info.timeouts.collective_s,
+                ports=rank_info.ports,
             )
             train_rank(fit, shard, plan, communicator, channel, traced_step, endpoint=endpoint)
         else:
@@ -259,7 +260,7 @@ class GossipProgram(AsynchronousProgram):
         with _reporter(rank_info, on_dismissed) as channel:
             channel.send(_started(rank_info, plan))
             # Where it reaches the driver from, other workers reach it.
-            listener = Listener.bind(address_towards(rank_info.driver))
+            listener = Listener.bind(address_towards(rank_info.driver), ports=rank_info.ports)
             with GossipMember(rank_info, fit.config, listener, channel, labels) as gossip_member:
                 train_worker(fit, shard, rank_info, gossip_member, channel, traced_step)
         return b""

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from elephant.config import Timeouts
+from elephant.net.addresses import Ports
 from elephant.parameter_server.layout import Layout
 
 
@@ -39,6 +40,7 @@ class RankInfo:
         layout: `Layout.to_json` of the model's weights and tables.
         generation: Of ranks, from zero, where these form anew after losses, and the task keeps the rows; else None.
         goes_on: Whether the generation goes on from a state that the driver has.
+        ports: Those that it may listen on, the first and the last; None leaves the choice to the system.
         phases: What its Spark task has done so far; see `elephant.monitor.trace.Phases`.
     """
 
@@ -63,6 +65,7 @@ class RankInfo:
     layout: dict[str, Any] = field(default_factory=dict)
     generation: int | None = None
     goes_on: bool = False
+    ports: Ports = None
     phases: list[Any] = field(default_factory=list)
 
     @property
@@ -87,5 +90,6 @@ class RankInfo:
         for name in ("addresses", "servers"):
             fields[name] = [(str(host), int(port)) for host, port in fields[name]]
         fields["row_shapes"] = {role: tuple(shape) for role, shape in fields["row_shapes"].items()}
+        fields["ports"] = None if fields["ports"] is None else tuple(fields["ports"])
         fields["timeouts"] = Timeouts(**fields["timeouts"])
         return cls(**fields)

@@ -186,6 +186,10 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         maxRestarts: How often a fit goes on after it has lost a worker, from its last state. With a pair of
             numWorkers, 0 means: as long as it comes further between two losses.
         timeouts: How long waits may last: `elephant.config.Timeouts`, or seconds by its names.
+        encryption: Whether all connections of the fit are encrypted, by TLS 1.3 with a key pair of its own. None
+            encrypts them where Spark is told to encrypt; False does not, whatever Spark is told.
+        ports: The first and the last port that the driver and workers may listen on, such as ``(40000, 40100)``, for
+            firewalls. None takes those of the Spark setting ``spark.elephant.ports``, or any.
         verbose: 0 silent, 1 or ``"auto"`` plan, a live line of progress and a table of epochs, 2 without the live
             line, which files do not get in any case.
         algorithm: In asynchronous modes, what workers push and how it is applied: ``"downpour"``,
@@ -275,6 +279,8 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         resume: bool = False,
         maxRestarts: int = 0,
         timeouts: Timeouts | Mapping[str, float] | None = None,
+        encryption: bool | None = None,
+        ports: tuple | str | None = None,
         verbose: int | str = 1,
         algorithm: str = "downpour",
         maxStaleness: int | None = None,

@@ -15,11 +15,12 @@ from elephant.checkpoint.state import joined, place_in_words, require_same_fit
 from elephant.checkpoint.table_states import TableFiles, remove_files, tables_of
 from elephant.cluster.addresses import driver_addresses
 from elephant.cluster.checks.preflight import Requirements, preflight_checked
+from elephant.cluster.checks.session_checks import encrypts
 from elephant.cluster.executors import allocates_dynamically, is_decommissioned
 from elephant.cluster.gpu_plan import ResourcePlan
 from elephant.cluster.piece_rows import in_virtual_shards
 from elephant.cluster.row_source import RowSource
-from elephant.cluster.session import is_local, is_remote, setting
+from elephant.cluster.session import is_local, is_remote, ports_of, session_settings, setting
 from elephant.cluster.spark_job import counted
 from elephant.cluster.warm_workers import warm_workers
 from elephant.config import FitConfig
@@ -234,6 +235,7 @@ def train_synchronously(
         checkpoint_writer: Writes checkpoints; None makes none.
         recovery: Says from where ranks begin again after a loss; None ends the fit with it.
     """
+    job = _told_of_settings(job, rows)
     epochs = SynchronousEpochs(job, replayed=coordinates_on_executors(rows.session))
     _require_here(packages_of(epochs.callbacks))
     job = epochs.job_of_ranks()
@@ -293,6 +295,7 @@ def train_asynchronously(
         progress: Shown what happens.
         checkpoint_writer: Writes checkpoints; None makes none.
     """
+    job = _told_of_settings(job, rows)
     on_executors = coordinates_on_executors(rows.session)
     copies = worker_copies(job.callbacks, SharedState(job.callbacks, job.model, job.preprocessing.given))
     job = replace(job, callbacks=(*job.callbacks, *job.driver_callbacks), driver_callbacks=())
@@ -331,6 +334,13 @@ def train_asynchronously(
     return result
 
 
+def _told_of_settings(job: TrainingJob, rows: RowSource) -> TrainingJob:
+    """Returns a job that has encryption and ports, also where these were left to the session's settings."""
+    config, settings = job.config, session_settings(rows.session)
+    changes = {"encryption": encrypts(config.encryption, settings), "ports": ports_of(config.ports, settings)}
+    return replace(job, config=config.changed(**changes))
+
+
 def _needs(rows: RowSource, job: TrainingJob, packages: Sequence[str]) -> Requirements:
     backend, rows_bytes = job.model.settings.backend, rows.estimated_bytes()
     return Requirements.of_fit(job.config, backend=backend, rows_bytes=rows_bytes, packages=packages)
@@ -351,6 +361,8 @@ def _task_spec(
         warm=warm_workers(rows.session, job.config),
         # With a local master, ranks stand where the driver does.
         brings_files=is_remote(rows.session) or not is_local(setting(rows.session, "spark.master") or ""),
+        encryption=bool(job.config.encryption),
+        ports=job.config.ports,
     )
 
 

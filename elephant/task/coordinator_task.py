@@ -156,8 +156,8 @@ class CoordinatorHandle:
         self._closing = contextlib.ExitStack()
         try:
             self._sockets = [
-                *listening_sockets(address, 0, 1),
-                *listening_sockets(address, coordinator_spec.port, coordinator_spec.servers),
+                *listening_sockets(address, 0, 1, spec.ports),
+                *listening_sockets(address, coordinator_spec.port, coordinator_spec.servers, spec.ports),
             ]
             for sock in self._sockets:
                 self._closing.callback(sock.close)

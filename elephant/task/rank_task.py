@@ -32,7 +32,7 @@ from elephant.data.shard import ShardSummary
 from elephant.errors import ENDED, ClusterError, ElephantError, PeerLostError, is_retryable
 from elephant.monitor.events import RankFailure, TaskStarted
 from elephant.monitor.trace import Phases
-from elephant.net.addresses import Address, address_towards
+from elephant.net.addresses import Address, address_towards, listening_socket
 from elephant.rank.executor import executor_above, executor_id, memory_is_short
 from elephant.rank.process_pipe import SPARE
 from elephant.rank.rank_info import RankInfo
@@ -162,8 +162,7 @@ class SynchronousTask(Task):
         return self._spec.warm.limit > 0 and error is None and not (devices.shareable or devices.assigned)
 
     def _listener(self) -> socket.socket:
-        family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
-        return socket.create_server((self._address, 0), family=family)
+        return listening_socket(self._address, ports=self._spec.ports)
 
     def _devices_or_error(self) -> tuple[TaskDevices, ElephantError | None]:
         try:

@@ -13,7 +13,7 @@ from elephant.cluster.gpu_plan import NONE, ResourcePlan
 from elephant.cluster.warm_workers import COLD, WarmWorkers
 from elephant.config import Timeouts
 from elephant.data.schema import DataSchema, RowSpec
-from elephant.net.addresses import Address
+from elephant.net.addresses import Address, Ports
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,6 +40,8 @@ class TaskSpec:
         plan: Where the ranks' devices come from, and how many ranks a task has.
         warm: How many processes may wait on an executor that have imported Keras, from which ranks are forked.
         brings_files: Whether what the user's code writes to relative paths comes to the driver; else it is there.
+        encryption: Whether the connections of the run are encrypted.
+        ports: Those that ranks and the driver may listen on; None leaves the choice to the system.
     """
 
     program: str
@@ -53,6 +55,8 @@ class TaskSpec:
     plan: ResourcePlan = field(default_factory=lambda: ResourcePlan(devices=NONE))
     warm: WarmWorkers = COLD
     brings_files: bool = False
+    encryption: bool = False
+    ports: Ports = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +65,7 @@ class RunContext:
 
     Args:
         run_id: The attempt.
-        token: Its secret.
+        token: Its secret, with the key pair of its connections where they are encrypted; see `elephant.net.tls`.
         driver: Host and port of the driver's channel.
     """
 

@@ -335,6 +335,7 @@ class Task(ABC):
             note=assigned_devices.note,
             threads=self._threads,
             timeouts=self._spec.timeouts,
+            ports=self._spec.ports,
             phases=list(self._phases.ended),
             **peers,
         )

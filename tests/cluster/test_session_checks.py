@@ -14,6 +14,7 @@ from elephant.cluster.checks.session_checks import (
     check_python_memory,
     check_speculation,
     check_worker_reuse,
+    encrypts,
     overhead_mb,
 )
 
@@ -87,34 +88,62 @@ def test_dynamic_allocation_when_all_workers_are_needed_at_once_then_must_have_r
     assert found.status == "failure" and "1 parameter servers and 4 workers at the same time" in found.expected
 
 
+OF_TASKS = {"spark.authenticate": "true", "spark.network.crypto.enabled": "TRUE"}
+SASL = {"spark.authenticate": "true", "spark.authenticate.enableSaslEncryption": "true"}
+
+
 @every_case(
-    ("conf", "status", "named"),
+    ("conf", "wanted", "is_encrypted"),
     [
-        ({}, "ok", "a network that Spark does not encrypt either"),
-        ({"spark.ssl.enabled": "true"}, "failure", "spark.ssl.enabled=true"),
-        ({"spark.ssl.rpc.enabled": "true"}, "failure", "spark.ssl.rpc.enabled=true"),
-        ({"spark.network.crypto.enabled": "TRUE"}, "failure", "spark.network.crypto.enabled=true"),
-        ({"spark.authenticate": "true"}, "ok", "a network"),
-        ({"spark.authenticate.enableSaslEncryption": "true"}, "ok", "a network"),
-        (
-            {"spark.authenticate": "true", "spark.authenticate.enableSaslEncryption": "true"},
-            "failure",
-            "spark.authenticate.enableSaslEncryption=true",
-        ),
-        (
-            {"spark.ssl.enabled": "true", "spark.elephant.allowPlaintext": "true"},
-            "warning",
-            "spark.elephant.allowPlaintext=true",
-        ),
-        ({"spark.ssl.enabled": "true", "spark.elephant.allowPlaintext": "yes"}, "failure", "spark.ssl.enabled=true"),
+        ({}, None, False),
+        ({}, True, True),
+        (OF_TASKS, None, True),
+        (OF_TASKS, False, False),
+        ({"spark.ssl.enabled": "true"}, None, True),
+        ({"spark.ssl.rpc.enabled": "true"}, None, True),
+        ({"spark.io.encryption.enabled": "true"}, None, True),
+        ({"spark.network.crypto.enabled": "false"}, None, False),
+        ({"spark.authenticate": "true"}, None, False),
+        ({"spark.authenticate.enableSaslEncryption": "true"}, None, False),
+        (SASL, None, True),
     ],
 )
-def test_encryption_when_asked_for_then_is_refused_unless_plain_sockets_are_allowed(conf, status, named):
-    found = check_encryption(conf)
-    assert found.status == status
-    assert named in found.received
-    if status == "failure":
-        assert "Set spark.elephant.allowPlaintext=true" in found.remedy
+def test_connections_are_encrypted_as_a_run_wants_or_else_where_spark_is_told_to(conf, wanted, is_encrypted):
+    assert encrypts(wanted, conf) is is_encrypted
+
+
+@every_case(
+    ("conf", "wanted", "status", "named"),
+    [
+        ({}, None, "ok", "a session that does not encrypt"),
+        (OF_TASKS, None, "ok", "spark.network.crypto.enabled=true"),
+        (OF_TASKS, True, "ok", "spark.network.crypto.enabled=true, and encryption=True"),
+        ({"spark.ssl.rpc.enabled": "true"}, None, "ok", "spark.ssl.rpc.enabled=true"),
+        (SASL, None, "ok", "spark.authenticate.enableSaslEncryption=true"),
+        ({"spark.master": "local[2]"}, True, "ok", "encryption=True"),
+        # What is encrypted there does not carry the key.
+        ({"spark.ssl.enabled": "true"}, None, "warning", "spark.ssl.enabled=true"),
+        ({"spark.io.encryption.enabled": "true"}, None, "warning", "spark.io.encryption.enabled=true"),
+        ({"spark.master": "yarn"}, True, "warning", "a session that does not encrypt, and encryption=True"),
+        (OF_TASKS, False, "warning", "spark.network.crypto.enabled=true, and encryption=False"),
+        ({}, False, "ok", "encryption=False"),
+    ],
+)
+def test_encryption_when_its_key_or_the_data_would_travel_in_the_clear_then_warns(conf, wanted, status, named):
+    found = check_encryption(conf, wanted, cryptography=True)
+    assert (found.status, named in found.received) == (status, True)
+    clear = "leave encryption out" if wanted is False else "set spark.authenticate and"
+    assert (clear in found.remedy) is (status == "warning")
+
+
+@every_case(("conf", "wanted"), [({}, True), (OF_TASKS, None)])
+def test_encryption_without_the_package_that_makes_keys_then_names_the_extra(conf, wanted):
+    found = check_encryption(conf, wanted, cryptography=False)
+    assert found.status == "failure" and "'elephant-spark[tls]'" in found.remedy
+
+
+def test_encryption_without_that_package_when_nothing_is_encrypted_then_is_fine():
+    assert check_encryption({}, None, cryptography=False).status == "ok"
 
 
 def test_local_files_when_their_encryption_is_asked_for_then_warns():

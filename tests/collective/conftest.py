@@ -14,10 +14,12 @@ from rank_threads import outcomes_of_threads
 from elephant.collective import connector
 from elephant.collective.operation import AlgorithmThresholds
 from elephant.collective.topology import host_key
+from elephant.net.tls import new_token
 
 SMALL = AlgorithmThresholds(
     small_bytes=64, rounds_bytes=4096, piece_bytes=64, threaded_bytes=2000, block_bytes=64, staged_bytes=128
 )
+TOKENS = {encryption: new_token(encryption=encryption) for encryption in (False, True)}
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -34,13 +36,20 @@ def run_world(monkeypatch):
     ``hosts`` has a letter for each rank's host: ranks of one letter share memory, the others meet over TCP.
     """
 
-    def run(world_size, function, *, hosts=None, transport="auto", sizes=None, operation_timeout_s=30.0):
+    def run(
+        world_size, function, *, hosts=None, transport="auto", sizes=None, operation_timeout_s=30.0, encryption=False
+    ):
         def key_of_this_rank():
             return hosts[int(threading.current_thread().name.split("-")[-1])]
 
         monkeypatch.setattr(connector, "host_key", host_key if hosts is None else key_of_this_rank)
         return outcomes_of_threads(
-            world_size, function, operation_timeout_s=operation_timeout_s, transport=transport, thresholds=sizes
+            world_size,
+            function,
+            token=TOKENS[encryption],
+            operation_timeout_s=operation_timeout_s,
+            transport=transport,
+            thresholds=sizes,
         )
 
     return run
@@ -81,7 +90,7 @@ def start_processes():
     """Starts one process per rank and connects them."""
     processes = []
 
-    def start(world_size, scenario, *, timeout_s=60.0, transport="auto", network=None):
+    def start(world_size, scenario, *, timeout_s=60.0, transport="auto", network=None, encryption=False):
         """With a network, the ranks take turns in its namespaces."""
         for rank in range(world_size):
             prefix, host = ([], "127.0.0.1")
@@ -91,7 +100,7 @@ def start_processes():
                     network.hosts[rank % len(network.hosts)].address,
                 )
             orders = {"host": host, "scenario": scenario, "timeout_s": timeout_s, "transport": transport}
-            processes.append(RankProcess(rank, prefix, **orders))
+            processes.append(RankProcess(rank, prefix, token=TOKENS[encryption].hex(), **orders))
         addresses = [process.hear() for process in processes]
         for process in processes:
             process.tell(addresses)

@@ -90,7 +90,7 @@ def main():
             rank,
             addresses,
             listener,
-            b"0123456789abcdef",
+            bytes.fromhex(orders["token"]),
             "run",
             60.0,
             operation_timeout_s=orders["timeout_s"],

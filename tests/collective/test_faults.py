@@ -6,11 +6,15 @@ import time
 
 import pytest
 
+TRANSPORTS = pytest.mark.parametrize(
+    "way", [{}, {"transport": "tcp"}, {"transport": "tcp", "encryption": True}], ids=["host", "tcp", "tls"]
+)
+
 
 @pytest.mark.parametrize("world_size", [2, 4])
-@pytest.mark.parametrize("transport", ["auto", "tcp"])
-def test_killed_rank_in_an_allreduce_is_seen_by_all_others(start_processes, world_size, transport):
-    processes = start_processes(world_size, "reduce_without_end", transport=transport)
+@TRANSPORTS
+def test_killed_rank_in_an_allreduce_is_seen_by_all_others(start_processes, world_size, way):
+    processes = start_processes(world_size, "reduce_without_end", **way)
     time.sleep(0.5)
     killed_at = time.time()
     processes[1].signal(signal.SIGKILL)
@@ -22,15 +26,13 @@ def test_killed_rank_in_an_allreduce_is_seen_by_all_others(start_processes, worl
 
 
 @pytest.mark.parametrize(
-    "transport, network",
-    [("auto", None), ("tcp", None), ("auto", 4)],
-    ids=["host", "tcp", "hosts"],
+    "way, network",
+    [({}, None), ({"transport": "tcp"}, None), ({"transport": "tcp", "encryption": True}, None), ({}, 4)],
+    ids=["host", "tcp", "tls", "hosts"],
     indirect=["network"],
 )
-def test_killed_rank_in_a_group_is_seen_within_a_second_by_those_who_wait_in_others(
-    start_processes, transport, network
-):
-    processes = start_processes(4, "wait_in_groups", transport=transport, network=network)
+def test_killed_rank_in_a_group_is_seen_within_a_second_by_those_who_wait_in_others(start_processes, way, network):
+    processes = start_processes(4, "wait_in_groups", network=network, **way)
     time.sleep(0.5)
     killed_at = time.time()
     processes[1].signal(signal.SIGKILL)
@@ -62,9 +64,9 @@ def test_two_killed_ranks_are_seen_by_all_others(start_processes):
         assert "lost rank 1 in" in outcome["text"] or "lost rank 2 in" in outcome["text"]
 
 
-@pytest.mark.parametrize("transport", ["auto", "tcp"])
-def test_frozen_rank_is_named_by_all_others_at_the_deadline(start_processes, transport):
-    processes = start_processes(4, "reduce_without_end", timeout_s=2.0, transport=transport)
+@TRANSPORTS
+def test_frozen_rank_is_named_by_all_others_at_the_deadline(start_processes, way):
+    processes = start_processes(4, "reduce_without_end", timeout_s=2.0, **way)
     time.sleep(0.3)
     processes[1].signal(signal.SIGSTOP)
     for rank in (0, 2, 3):
@@ -94,10 +96,12 @@ def test_ranks_that_disagree_all_learn_who_asked_for_what(start_processes, scena
         assert "rank 1 asked for" in outcome["text"] or "rank 1 for" in outcome["text"]
 
 
+@pytest.mark.parametrize("encryption", [False, True], ids=["plain", "tls"])
 @pytest.mark.parametrize("network", [2, 4], indirect=True)
-def test_ranks_on_several_hosts_whose_turns_interleave_use_every_operation(start_processes, network):
+def test_ranks_on_several_hosts_whose_turns_interleave_use_every_operation(start_processes, network, encryption):
     hosts = len(network.hosts)
-    for rank, process in enumerate(start_processes(4, "use_everything", network=network)):
+    processes = start_processes(4, "use_everything", network=network, encryption=encryption)
+    for rank, process in enumerate(processes):
         outcome = process.hear()
         assert outcome["error"] is None, outcome
         each = [10.0, 2.5, 4.0, [1.0, 2.0, 3.0, 4.0], 2.0, 10.0]
@@ -111,8 +115,9 @@ def test_a_slow_rank_is_waited_for(start_processes):
         assert process.hear() == {"error": None, "result": 3.0}
 
 
-def test_a_wire_that_is_cut_ends_at_the_deadline_and_names_those_behind_it(start_processes, network):
-    processes = start_processes(3, "reduce_without_end", timeout_s=2.0, network=network)
+@pytest.mark.parametrize("encryption", [False, True], ids=["plain", "tls"])
+def test_a_wire_that_is_cut_ends_at_the_deadline_and_names_those_behind_it(start_processes, network, encryption):
+    processes = start_processes(3, "reduce_without_end", timeout_s=2.0, network=network, encryption=encryption)
     time.sleep(0.5)
     network.cut(0, 1)
     for rank, absent in ((0, "1."), (1, "0, 2."), (2, "1.")):

@@ -27,8 +27,10 @@ def odd_arrays():
     ]
 
 
-@pytest.mark.parametrize("transport", ["auto", "tcp"])
-def test_message_when_its_arrays_are_of_all_kinds_then_they_arrive_as_they_were(run_world, transport):
+@pytest.mark.parametrize(
+    "way", [{}, {"transport": "tcp"}, {"transport": "tcp", "encryption": True}], ids=["host", "tcp", "tls"]
+)
+def test_message_when_its_arrays_are_of_all_kinds_then_they_arrive_as_they_were(run_world, way):
     def run(world):
         if world.rank == 0:
             world.send(odd_arrays(), 1)
@@ -36,7 +38,7 @@ def test_message_when_its_arrays_are_of_all_kinds_then_they_arrive_as_they_were(
             return None
         return world.recv(0), world.recv(0)
 
-    received, empty = run_world(2, run, transport=transport)[1]
+    received, empty = run_world(2, run, **way)[1]
     assert empty == []
     for array, right in zip(received, odd_arrays(), strict=True):
         assert (array.dtype, array.shape, array.tobytes()) == (right.dtype, right.shape, right.tobytes())
@@ -53,8 +55,10 @@ def test_message_when_it_is_of_bfloat16_then_arrives_as_that(run_world):
     assert received.dtype == bfloat16 and received.astype("f4").tolist() == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("transport", ["auto", "tcp"])
-def test_sends_when_all_ranks_send_64_megabytes_first_then_none_waits_for_another(run_world, monkeypatch, transport):
+@pytest.mark.parametrize(
+    "way", [{}, {"transport": "tcp"}, {"transport": "tcp", "encryption": True}], ids=["host", "tcp", "tls"]
+)
+def test_sends_when_all_ranks_send_64_megabytes_first_then_none_waits_for_another(run_world, monkeypatch, way):
     prepare = socket_io.prepare
 
     def prepare_with_tiny_buffers(sock):
@@ -75,7 +79,7 @@ def test_sends_when_all_ranks_send_64_megabytes_first_then_none_waits_for_anothe
         received = [world.recv(other)[0] for other in others]
         return [(float(array.min()), float(array.max())) for array in received]
 
-    assert run_world(2, run, transport=transport) == [[(10.0, 10.0)], [(1.0, 1.0)]]
+    assert run_world(2, run, **way) == [[(10.0, 10.0)], [(1.0, 1.0)]]
 
 
 def test_small_messages_when_nobody_receives_then_leave_at_once_and_keep_their_order(run_world):

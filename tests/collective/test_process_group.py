@@ -15,6 +15,7 @@ from elephant.errors import ConfigurationError, DeadlineExceededError, NetworkEr
 OPERATIONS = ["sum", "mean", "max", "min"]
 
 WAYS = [{}, {"transport": "tcp"}, {"hosts": "ababa"}, {"hosts": "aabbc"}]
+ENCRYPTED = {"hosts": "aabbc", "encryption": True}
 several = settings(
     max_examples=min(25, settings.default.max_examples),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
@@ -32,7 +33,7 @@ def values(rank, shape, dtype, seed):
     trailing=st.sampled_from([(), (1,), (3,), (2, 5), (0,)]),
     dtype=st.sampled_from(["f4", "f2", "i8", "u1", "?", "S3"]),
     seed=st.integers(0, 1000),
-    way=st.sampled_from(WAYS),
+    way=st.sampled_from([*WAYS, ENCRYPTED]),
     small=st.booleans(),
 )
 def test_allgather_gives_every_ranks_rows(run_world, small_sizes, rows, trailing, dtype, seed, way, small):
@@ -52,7 +53,7 @@ def test_allgather_gives_every_ranks_rows(run_world, small_sizes, rows, trailing
     root=st.integers(0, 4),
     shape=st.sampled_from([(), (0,), (3,), (100,), (9, 7)]),
     dtype=st.sampled_from(["f4", "f2", "i8", "u1"]),
-    way=st.sampled_from(WAYS),
+    way=st.sampled_from([*WAYS, ENCRYPTED]),
     small=st.booleans(),
 )
 def test_broadcast_gives_the_roots_values(run_world, small_sizes, world_size, root, shape, dtype, way, small):
@@ -68,7 +69,7 @@ def test_broadcast_gives_the_roots_values(run_world, small_sizes, world_size, ro
     assert run_world(world_size, spread, sizes=sizes, **way) == [expected] * world_size
 
 
-@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("way", [*WAYS, ENCRYPTED], ids=str)
 def test_large_arrays_give_the_same_bits_everywhere_and_every_time(run_world, way):
     def reduce(collective):
         array = values(collective.rank, (1_500_001,), "f4", 0)
@@ -81,7 +82,7 @@ def test_large_arrays_give_the_same_bits_everywhere_and_every_time(run_world, wa
     assert len({result.tobytes() for result in results + run_world(5, reduce, **way)}) == 1
 
 
-@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("way", [*WAYS, ENCRYPTED], ids=str)
 def test_messages_longer_than_the_buffers_of_a_connection_are_exchanged(run_world, way):
     count = 1_000_000
 

@@ -1,5 +1,6 @@
 import select
 import socket
+from types import SimpleNamespace
 
 import pytest
 
@@ -38,7 +39,7 @@ def finish(sender):
 
 
 def test_pieces_go_out_when_they_have_come_in(sockets):
-    sender = SenderThread(sockets[0], "test-sender")
+    sender = SenderThread(SimpleNamespace(target=sockets[0]), "test-sender")
     for _ in range(2):
         flow, deadline = flow_of(3, free=1), Deadline(20, "Sending")
         sender.begin(flow, deadline)
@@ -53,13 +54,13 @@ def test_pieces_go_out_when_they_have_come_in(sockets):
 
 
 def test_stop_ends_a_sender_that_waits_for_a_piece(sockets):
-    sender = SenderThread(sockets[0], "test-sender")
+    sender = SenderThread(SimpleNamespace(target=sockets[0]), "test-sender")
     sender.begin(flow_of(2, free=1), Deadline(20, "Sending"))
     sender.stop()
 
 
 def test_a_piece_that_never_comes_ends_at_the_deadline(sockets):
-    sender, deadline = SenderThread(sockets[0], "test-sender"), Deadline(0.1, "Sending")
+    sender, deadline = SenderThread(SimpleNamespace(target=sockets[0]), "test-sender"), Deadline(0.1, "Sending")
     sender.begin(flow_of(2, free=1), deadline)
     with pytest.raises(DeadlineExceededError, match="Sending did not end within 0.1 s"):
         finish(sender)
@@ -68,7 +69,7 @@ def test_a_piece_that_never_comes_ends_at_the_deadline(sockets):
 
 def test_a_peer_that_is_gone_is_an_error(sockets):
     sockets[1].close()
-    sender = SenderThread(sockets[0], "test-sender")
+    sender = SenderThread(SimpleNamespace(target=sockets[0]), "test-sender")
     sender.begin(flow_of(1, free=1), Deadline(20, "Sending"))
     with pytest.raises(OSError):
         finish(sender)

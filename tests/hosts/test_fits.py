@@ -18,6 +18,7 @@ pytestmark = [
     pytest.mark.slow("a cluster over three hosts; test_links cuts a link without Spark"),
 ]
 
+ENCRYPTION = pytest.mark.parametrize("encryption", [False, True], ids=["plain", "tls"])
 # A fit that is not to end by itself.
 ENDLESS = 100_000
 PATIENT = {"heartbeat_s": 60.0, "collective_s": 60.0, "slots_s": 90.0}
@@ -97,9 +98,12 @@ def assert_proxy_unused(hosts):
     assert select.select([hosts.proxy], [], [], 0)[0] == []
 
 
-def test_synchronous_fit_when_a_link_is_cut_and_mended_in_time_then_equals_one_process_without_a_proxy(hosts, begin):
+@ENCRYPTION
+def test_synchronous_fit_when_a_link_is_cut_and_mended_in_time_then_equals_one_process_without_a_proxy(
+    hosts, begin, encryption
+):
     assert all(":" in address for address in hosts.addresses)
-    training = begin(epochs=6, pause_s=0.2)
+    training = begin(epochs=6, pause_s=0.2, encryption=encryption)
     training.await_steps(2, 4)
     assert {process.environ()["ALL_PROXY"] for process in processes_of("elephant.rank")} == {hosts.proxy_url}
     training.cut((0, 2), (1, 2))
@@ -109,8 +113,9 @@ def test_synchronous_fit_when_a_link_is_cut_and_mended_in_time_then_equals_one_p
     assert_proxy_unused(hosts)
 
 
-def test_asynchronous_fit_when_a_link_is_cut_and_mended_in_time_then_every_update_counts_once(hosts, begin):
-    training = begin(data="counting", mode="asynchronous", epochs=8, pause_s=0.2)
+@ENCRYPTION
+def test_asynchronous_fit_when_a_link_is_cut_and_mended_in_time_then_every_update_counts_once(hosts, begin, encryption):
+    training = begin(data="counting", mode="asynchronous", epochs=8, pause_s=0.2, encryption=encryption)
     training.await_steps(2, 4)
     training.cut((0, 2))
     time.sleep(1.0)

@@ -7,13 +7,27 @@ from leaks import nothing_left_behind  # noqa: F401  (a fixture that every test 
 
 from elephant.net.deadline import Deadline
 from elephant.net.stream import Listener, connect
+from elephant.net.tls import is_encrypted, new_token
 
 TOKEN = b"0123456789abcdef-right"
 
 
+@pytest.fixture(scope="session")
+def tokens():
+    """Tokens of two runs: one whose connections are plain, and one whose connections are encrypted."""
+    return {"plain": TOKEN, "encrypted": new_token(encryption=True)}
+
+
+@pytest.fixture(params=["plain", "encrypted"])
+def token(request, tokens):
+    """Every test that connects does so without and with TLS."""
+    return tokens[request.param]
+
+
 @pytest.fixture
-def token():
-    return TOKEN
+def other_token(token):
+    """Token of another run of the same kind."""
+    return new_token(encryption=is_encrypted(token))
 
 
 @pytest.fixture

@@ -62,12 +62,12 @@ def test_an_error_in_on_connect_ends_that_connection_alone(listener, token, soon
     assert "broken on purpose" in caplog.text
 
 
-def test_strangers_do_not_disturb_the_server(listener, token, soon):
+def test_strangers_do_not_disturb_the_server(listener, token, other_token, soon):
     with Server(listener, token, "run", echo(soon)) as server:
         idle = [socket.create_connection(server.address, timeout=10) for _ in range(64)]
         idle[0].sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
         with pytest.raises(AuthenticationError):
-            connect(server.address, b"w" * 16, "run", soon())
+            connect(server.address, other_token, "run", soon())
         with connect(server.address, token, "run", soon()) as client:
             client.send(Message(3), soon())
             assert client.receive(soon()).kind == 3

@@ -19,6 +19,7 @@ from elephant.errors import (
 from elephant.net.deadline import Deadline
 from elephant.net.frames import Limits, Message, encode
 from elephant.net.handshake import Admissions
+from elephant.net.socket_io import send_all
 from elephant.net.stream import Listener, Stream, connect
 
 
@@ -111,7 +112,7 @@ def test_receive_when_half_a_frame_comes_and_its_rest_too_late_then_nothing_of_i
     raw = client.detach()
     raw.send(frame[:30])
     # Only a stream that waits for longer than it may sees this.
-    late = threading.Timer(3, lambda: raw.sendall(frame[30:]))
+    late = threading.Timer(3, lambda: send_all(raw, [frame[30:]], Deadline(20, "The rest"), "server"))
     late.start()
     try:
         with pytest.raises(DeadlineExceededError, match="did not end within 0.2 s"):
@@ -121,7 +122,7 @@ def test_receive_when_half_a_frame_comes_and_its_rest_too_late_then_nothing_of_i
                 server.receive(soon(), whole_within_s=0.2)
         late.cancel()
         with contextlib.suppress(OSError):
-            raw.sendall(frame[30:] + again)
+            send_all(raw, [frame[30:], again], soon(), "server")
         with pytest.raises(PeerLostError, match="closed on this side"):
             server.receive(soon())
     finally:
@@ -253,9 +254,9 @@ def test_connect_to_an_unknown_host_raises_at_once(token, soon):
         connect(("no-such-host.invalid", 1), token, "run", soon())
 
 
-def test_connect_with_a_wrong_token_raises_and_the_listener_serves_on(listener, accepting, token, soon):
+def test_connect_with_a_wrong_token_raises_and_the_listener_serves_on(listener, accepting, token, other_token, soon):
     with pytest.raises(AuthenticationError):
-        connect(listener.address, b"w" * 16, "run", soon())
+        connect(listener.address, other_token, "run", soon())
     with pytest.raises(AuthenticationError, match="for 'another run'"):
         connect(listener.address, token, "another run", soon())
     with connect(listener.address, token, "run", soon()), accepting() as server:
@@ -281,7 +282,9 @@ def test_accept_among_strangers_serves_the_right_client(token, soon):
 def test_accept_without_anybody_tells_of_those_turned_away(listener, token):
     with socket.create_connection(listener.address, timeout=10) as stranger:
         stranger.sendall(b"x" * 48)
-        with pytest.raises(DeadlineExceededError, match="Connections turned away: 1; the last was .*greets with"):
+        with pytest.raises(
+            DeadlineExceededError, match="Connections turned away: 1; the last was .*(greets with|speak TLS)"
+        ):
             listener.accept(token, "run", Deadline(0.3, "Waiting"))
     assert listener.turned_away == {"127.0.0.1": 1}
 
@@ -385,3 +388,12 @@ def test_listener_adopts_a_listening_descriptor(token, soon):
         accepted = in_thread(listener.accept, token, "run", soon())
         with connect(listener.address, token, "run", soon()), accepted() as server:
             assert isinstance(server, Stream)
+
+
+def test_listener_when_some_ports_are_open_then_takes_free_ones_among_them_and_no_other():
+    with Listener.bind("127.0.0.1") as taken:
+        port = taken.address[1]
+        with Listener.bind("127.0.0.1", ports=(port, port + 50)) as listener:
+            assert port < listener.address[1] <= port + 50
+        with pytest.raises(NetworkError, match=rf"expected a free port from {port} to {port}.*all are taken"):
+            Listener.bind("127.0.0.1", ports=(port, port))

@@ -17,6 +17,7 @@ from leaks import nothing_left_behind as nothing_left_behind
 from servers import LAYOUT, TIMEOUTS, TOKEN, receive, until, whole_numbers
 
 from elephant.errors import PositionLost
+from elephant.net.tls import new_token
 from elephant.parameter_server.layout import Layout
 from elephant.parameter_server.protocol import (
     HEADER_BYTES,
@@ -29,6 +30,7 @@ from elephant.parameter_server.protocol import (
 )
 
 ADD = {"name": "add"}
+PLAIN_AND_ENCRYPTED = pytest.mark.parametrize("token", [TOKEN, new_token(encryption=True)], ids=["plain", "encrypted"])
 
 HALF_PUSH = """
 import sys, time
@@ -89,10 +91,11 @@ def test_clients_stopped_in_mid_push_then_others_get_their_buffers(serve):
             process.communicate(timeout=30)
 
 
-def test_client_dropped_for_its_silence_when_it_goes_on_then_its_push_counts_once(serve):
-    serving = serve(rule=ADD, num_partitions=3)
+@PLAIN_AND_ENCRYPTED
+def test_client_dropped_for_its_silence_when_it_goes_on_then_its_push_counts_once(serve, token):
+    serving = serve(token=token, rule=ADD, num_partitions=3)
     source = PUSHER.format(
-        path=[path for path in sys.path if path], addresses=serving.addresses, partition=0, steps=40, token=TOKEN
+        path=[path for path in sys.path if path], addresses=serving.addresses, partition=0, steps=40, token=token
     )
     with subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True) as process:
         process.stdout.readline()
@@ -139,14 +142,15 @@ print("done", flush=True)
 """
 
 
-def test_server_killed_again_and_again_while_workers_push_then_every_push_counts_exactly_once(serve):
+@PLAIN_AND_ENCRYPTED
+def test_server_killed_again_and_again_while_workers_push_then_every_push_counts_exactly_once(serve, token):
     steps, partitions, count = 60, (0, 1), 2
-    serving = serve(rule=ADD, num_partitions=2, snapshot_updates=7, count=count)
+    serving = serve(token=token, rule=ADD, num_partitions=2, snapshot_updates=7, count=count)
     path = [path for path in sys.path if path]
     workers = [
         subprocess.Popen(
             [sys.executable, "-c", PUSHER.format(
-                path=path, addresses=serving.addresses, partition=partition, steps=steps, token=TOKEN
+                path=path, addresses=serving.addresses, partition=partition, steps=steps, token=token
             )],
             stdout=subprocess.PIPE, text=True,
         )

@@ -121,6 +121,19 @@ def test_fit_when_a_worker_is_killed_then_spark_replaces_it_and_every_batch_coun
     assert "was lost: its process was killed (signal 9)" in shown and "goes on, on 127.0.0.1" in shown
 
 
+@pytest.mark.slow("the same without encryption is above; tests/parameter_server/test_faults.py loses encrypted servers")
+def test_fit_when_encrypted_and_a_worker_and_the_server_are_killed_then_every_batch_counts_once(spark, tmp_path):
+    def kill_both(workers):
+        kill_server()
+        os.kill(workers[0], signal.SIGKILL)
+
+    with when_training(tmp_path, kill_both):
+        callbacks = [slow_callback(str(tmp_path), 3)]
+        fitted = estimator_of(callbacks=callbacks, encryption=True, snapshotSeconds=0.2).fit(frame_of(spark))
+    assert_exact(fitted)
+    assert fitted.training_statistics["worker_retries"] == 1
+
+
 @pytest.mark.slow("a fit that loses much; tests/rank/test_resume.py and tests/task/test_process.py hold the parts")
 def test_fit_when_server_task_process_and_executor_are_lost_then_all_come_back_and_every_batch_counts_once(
     spark, tmp_path, capsys

@@ -86,6 +86,8 @@ SYNCHRONOUS = {
     "checkpoint_epochs": 8,
     "resume": True,
     "max_restarts": 9,
+    "encryption": True,
+    "ports": (40000, 40100),
     "verbose": 2,
     "timeouts": Timeouts(slots_s=10.0),
 }
@@ -189,6 +191,8 @@ def test_options_when_given_then_are_those_of_the_fit():
         "keepBest": ("keep_best", "val_gain:max"),
         "resume": ("resume", True),
         "maxRestarts": ("max_restarts", 5),
+        "encryption": ("encryption", False),
+        "ports": ("ports", (9, 10)),
         "verbose": ("verbose", 2),
     }
     of_ranks = {

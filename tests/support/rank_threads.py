@@ -8,7 +8,7 @@ from elephant.net import Listener
 TOKEN = b"0123456789abcdef-right"
 
 
-def outcomes_of_threads(world_size, function, **options):
+def outcomes_of_threads(world_size, function, *, token=TOKEN, **options):
     """Calls ``function(communicator)`` on every rank, each in a thread; returns results and errors by rank.
 
     ``options`` are those of `form_collective`.
@@ -19,7 +19,7 @@ def outcomes_of_threads(world_size, function, **options):
 
     def live(rank):
         try:
-            with form_collective(rank, addresses, listeners[rank], TOKEN, "run", 30.0, **options) as communicator:
+            with form_collective(rank, addresses, listeners[rank], token, "run", 30.0, **options) as communicator:
                 outcomes[rank] = function(communicator)
         except Exception as error:
             outcomes[rank] = error

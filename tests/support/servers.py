@@ -23,8 +23,12 @@ TIMEOUTS = Timeouts(connect_s=30.0, collective_s=60.0)
 class Serving:
     """Servers of one fit, and whoever talks to them."""
 
-    def __init__(self, layout=LAYOUT, *, count=1, values=None, state=None, iterations=0, slots=(), **options):
-        self.layout = layout
+    token = TOKEN
+
+    def __init__(
+        self, layout=LAYOUT, *, count=1, values=None, state=None, iterations=0, slots=(), token=TOKEN, **options
+    ):
+        self.layout, self.token = layout, token
         self.notes = []
         self._opened = []
         spec = ServerSpec(run_id=RUN, layout=layout, first_value=0, num_values=layout.num_values, **options)
@@ -37,7 +41,7 @@ class Serving:
                 own = [slot[cut] for slot in slots]
                 first = state if part.num_state_values else None
                 process = ServerProcess(
-                    part, sock, TOKEN, values[cut], own, iterations, first, note=self.notes.append
+                    part, sock, token, values[cut], own, iterations, first, note=self.notes.append
                 )  # fmt: skip
                 self.processes.append(process)
         except BaseException:
@@ -53,13 +57,13 @@ class Serving:
         return [process.address for process in self.processes]
 
     def worker(self, partition=0, attempt=1, **options):
-        options = {"timeouts": TIMEOUTS, "layout": self.layout, "token": TOKEN, **options}
+        options = {"timeouts": TIMEOUTS, "layout": self.layout, "token": self.token, **options}
         worker = ParameterServerClient(self.addresses, run_id=RUN, partition=partition, attempt=attempt, **options)
         self._opened.append(lambda: worker.close(finished=False))
         return worker
 
     def control(self):
-        control = ControlClient(self.addresses, token=TOKEN, run_id=RUN, layout=self.layout, timeouts=TIMEOUTS)
+        control = ControlClient(self.addresses, token=self.token, run_id=RUN, layout=self.layout, timeouts=TIMEOUTS)
         self._opened.append(control.close)
         return control
 

@@ -10,6 +10,7 @@ are kept for the next fit. One error tells all that is missing, not one thing af
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -169,6 +170,7 @@ class Requirements:
     packages: Sequence[str] = ()  # what callbacks that run on executors need there besides
     slots_s: float = 30.0  # how long to wait for executors that are still to come
     request: ResourceRequest | None = None
+    encryption: bool | None = None  # None leaves it to the settings
 
     @classmethod
     def of_fit(
@@ -186,6 +188,7 @@ class Requirements:
             packages=packages,
             slots_s=config.timeouts.slots_s,
             request=ResourceRequest.of_fit(config),
+            encryption=config.encryption,
         )
 
     def as_tasks(self) -> Requirements:
@@ -260,6 +263,8 @@ def check_session(
         "synchronous": requirements.synchronous,
         "together": requirements.together,
         "servers": requirements.servers,
+        "encryption": requirements.encryption,
+        "cryptography": importlib.util.find_spec("cryptography") is not None,
     }
     check_results = run_phase(Phase.SETTINGS, **facts)
     plan, obstacle = None, ""

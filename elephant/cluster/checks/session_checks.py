@@ -24,9 +24,10 @@ from elephant.cluster.session import (
 )
 
 ALLOCATION = "dynamic allocation"
-ALLOW_PLAINTEXT = "spark.elephant.allowPlaintext"
-# What asks Spark to encrypt what goes over the network, besides spark.authenticate with SASL encryption.
-_ENCRYPTION = ("spark.ssl.enabled", "spark.ssl.rpc.enabled", "spark.network.crypto.enabled")
+# What has Spark encrypt tasks on their way to executors, besides spark.authenticate with SASL encryption.
+_OF_TASKS = ("spark.ssl.rpc.enabled", "spark.network.crypto.enabled")
+# What asks Spark to encrypt something else, and so says that what is here is to be encrypted.
+_OF_OTHERS = ("spark.ssl.enabled", "spark.io.encryption.enabled")
 _SASL = "spark.authenticate.enableSaslEncryption"
 _NO_LIMIT = 2**31 - 1
 # Resident memory of a process that has imported TensorFlow and Keras, and of the Python worker that started it.
@@ -197,24 +198,64 @@ def _slots_per_executor(settings: Mapping[str, str]) -> int:
     return max(tasks_on(whole_number(settings, "spark.executor.cores", 1), cpus_of_task(settings)), 1)
 
 
-@check(Phase.SETTINGS)
-def check_encryption(settings: Mapping[str, str]) -> CheckResult:
-    """Returns whether the session asks for an encrypted network, which elephant's own sockets are not."""
-    asked = [name for name in _ENCRYPTION if is_true(settings, name)]
+def encrypts(wanted: bool | None, settings: Mapping[str, str]) -> bool:
+    """Returns whether the connections of a run are encrypted: as it wants, or where Spark is told to encrypt.
+
+    Args:
+        wanted: The option ``encryption``; None leaves it to the settings.
+        settings: The session's.
+
+    >>> encrypts(None, {"spark.network.crypto.enabled": "true"}), encrypts(None, {}), encrypts(True, {})
+    (True, False, True)
+    """
+    return bool(_asked_of_spark(settings)) if wanted is None else wanted
+
+
+def _asked_of_spark(settings: Mapping[str, str]) -> list[str]:
+    """Returns the settings that ask Spark to encrypt something; those that cover tasks come first."""
+    asked = [name for name in _OF_TASKS if is_true(settings, name)]
     if is_true(settings, "spark.authenticate") and is_true(settings, _SASL):
         asked.append(_SASL)
-    received = ", ".join(f"{name}=true" for name in asked) or "a network that Spark does not encrypt either"
-    allowed = is_true(settings, ALLOW_PLAINTEXT)
+    return asked + [name for name in _OF_OTHERS if is_true(settings, name)]
+
+
+@check(Phase.SETTINGS)
+def check_encryption(settings: Mapping[str, str], encryption: bool | None, cryptography: bool) -> CheckResult:
+    """Returns whether elephant's connections are encrypted where they are to be, and whether their key is safe.
+
+    Args:
+        encryption: The option of that name; None where nothing was said.
+        cryptography: Whether the package of that name is on the driver.
+    """
+    asked = _asked_of_spark(settings)
+    received = ", ".join(f"{name}=true" for name in asked) or "a session that does not encrypt"
+    received += "" if encryption is None else f", and encryption={encryption}"
+    if not encrypts(encryption, settings):
+        return check_result(
+            "encryption",
+            not asked,
+            otherwise=WARNING,
+            expected="connections of elephant's own that are encrypted where Spark is told to encrypt",
+            received=received,
+            remedy="Gradients and weights cross the network in the clear: leave encryption out.",
+        )
+    if not cryptography:
+        return check_result(
+            "encryption",
+            FAILURE,
+            expected="the package cryptography on the driver, which makes the key pair of each run",
+            received=f"none, with {received}",
+            remedy="Install it there: pip install 'elephant-spark[tls]'.",
+        )
+    covers_tasks = any(name not in _OF_OTHERS for name in asked) or is_local(settings.get("spark.master", ""))
     return check_result(
         "encryption",
-        OK if not asked else WARNING if allowed else FAILURE,
-        expected="no setting that asks for encryption: the connections between elephant's own processes are "
-        "authenticated, and not encrypted",
-        received=received + (f", and {ALLOW_PLAINTEXT}=true" if asked and allowed else ""),
-        remedy="Gradients and weights cross the network in the clear."
-        if allowed
-        else f"Set {ALLOW_PLAINTEXT}=true where gradients and weights may cross the network in the clear, or encrypt "
-        "the network below (WireGuard, IPsec, an encrypted pod network).",
+        covers_tasks,
+        otherwise=WARNING,
+        expected="a session that encrypts its tasks, with which the key of elephant's encrypted connections travels",
+        received=received,
+        remedy="Who reads Spark's own connections can read elephant's: set spark.authenticate and "
+        "spark.network.crypto.enabled, or spark.ssl.rpc.enabled.",
     )
 
 

@@ -23,7 +23,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
@@ -33,6 +33,7 @@ from elephant.collective.watch.peer import WatchPeer
 from elephant.errors import DeadlineExceededError, NetworkError, PeerLostError
 from elephant.net import socket_io
 from elephant.net.deadline import Deadline
+from elephant.net.tls import AnySocket
 
 # How long a rank whose deadline has passed waits for the others to say that they are there.
 _ANSWER_S = 1.0
@@ -87,7 +88,7 @@ class FailureDetector:
         self._relay: threading.Thread | None = None
         self._stop: tuple[socket.socket, socket.socket] | None = None
 
-    def add(self, rank: int, sock: socket.socket, host: str = "") -> None:
+    def add(self, rank: int, sock: AnySocket, host: str = "") -> None:
         """Watches an authenticated connection to another rank, on a host of this key; owned from here on."""
         socket_io.prepare(sock)
         peer = WatchPeer(rank, sock)
@@ -98,6 +99,9 @@ class FailureDetector:
             self._incoming.register(sock, selectors.EVENT_READ, peer)
             self._heed(ControlMessage(ControlKind.HOST, 0, host), peer)
             self._flush()
+            if socket_io.holds_bytes(sock):
+                # They came with the end of the hello, and the selector does not tell of them.
+                self._take_in([peer])
             if self._relay is not None:
                 self._send([peer], *known)
 
@@ -269,16 +273,15 @@ class FailureDetector:
             self._wake_out.send(b"!")
             raise self._interruption
 
-    def _take_in(self) -> None:
-        """Reads what has come, and passes on what is new."""
+    def _take_in(self, known: Sequence[WatchPeer] = ()) -> None:
+        """Reads what has come, also from peers that are known to have sent something, and passes on what is new."""
         ended_peers: list[WatchPeer] = []
-        for key, _ in self._incoming.select(0):
-            if key.data is None:
-                continue
-            if key.data.read():
-                ended_peers.append(key.data)
-            while (message := take_notice(key.data.received)) is not None:
-                self._heed(message, key.data)
+        ready = (key.data for key, _ in self._incoming.select(0) if key.data is not None)
+        for peer in dict.fromkeys([*known, *ready]):
+            if peer.read():
+                ended_peers.append(peer)
+            while (message := take_notice(peer.received)) is not None:
+                self._heed(message, peer)
         for peer in ended_peers:
             self._incoming.unregister(peer.sock)
             self._heed(ControlMessage(ControlKind.DIED, 0, str(self.rank), peer.rank), peer)

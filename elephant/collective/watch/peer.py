@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import socket
-
 from elephant.net import socket_io
+from elephant.net.tls import AnySocket
 
 # So many ranks are all connected with each other.
 _FEW = 8
@@ -25,7 +24,7 @@ def watched_ranks(rank: int, world_size: int) -> list[int]:
 class WatchPeer:
     """Rank that this one is connected with: what has come from it, and what it has not taken yet."""
 
-    def __init__(self, rank: int, sock: socket.socket) -> None:
+    def __init__(self, rank: int, sock: AnySocket) -> None:
         self.rank = rank
         self.sock = sock
         self.received = bytearray()

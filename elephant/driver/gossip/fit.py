@@ -145,7 +145,7 @@ def gossip_attempt(
     servers = ServerAddresses(servers=(), layout=model.layout.to_json(), num_workers=num_workers)
     with contextlib.ExitStack() as closing:
         launcher = closing.enter_context(contextlib.closing(launcher_of(rows, servers)))
-        run, channel = closing.enter_context(open_channel(launcher.addresses, job.config.timeouts))
+        run, channel = closing.enter_context(open_channel(launcher.addresses, spec))
         directory = GossipDirectory(
             model, channel.tell, num_workers=num_workers, resumes=job.state is not None, positions=model.positions()
         )

@@ -13,6 +13,7 @@ import keras
 from elephant.collective.communicator import Communicator
 from elephant.errors import CheckpointError, ConfigurationError
 from elephant.modeling.layers.sharded_embedding import ShardedEmbedding, sharded_embeddings
+from elephant.net.addresses import Ports
 from elephant.net.stream import Listener
 from elephant.rank.callbacks.rank_callbacks import any_rank
 from elephant.storage.folder import folder_at
@@ -29,12 +30,14 @@ class TableEndpoint:
         token: The run's secret.
         run_id: The run.
         wait_s: Seconds that a rank may keep the others waiting.
+        ports: Those that it may listen on.
     """
 
     host: str
     token: bytes = field(repr=False)
     run_id: str
     wait_s: float
+    ports: Ports = None
 
 
 class TableUpdates(keras.callbacks.Callback):
@@ -173,7 +176,7 @@ def divided_tables(
         [layer.own_arrays() for layer in layers],
         rank=communicator.rank,
         world_size=communicator.world_size,
-        listener=Listener.bind(endpoint.host),
+        listener=Listener.bind(endpoint.host, ports=endpoint.ports),
         token=endpoint.token,
         run_id=endpoint.run_id,
         wait_s=endpoint.wait_s,
