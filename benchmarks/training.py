@@ -13,7 +13,6 @@ import multiprocessing
 import os
 import pickle
 import resource
-import secrets
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -170,6 +169,7 @@ def fit_as_rank(member: Member, training: Training) -> None:
     from elephant.collective import form_collective
     from elephant.config import FitConfig
     from elephant.net import Listener
+    from elephant.net.tls import new_token
     from elephant.rank.job import TrainingJob, epoch_plan
     from elephant.rank.synchronous import train_rank
 
@@ -182,8 +182,9 @@ def fit_as_rank(member: Member, training: Training) -> None:
     job = TrainingJob(source, (make_turns(member),), config, schema)
     shard = shard_of(schema, *rows_of(member, training))
     plan = epoch_plan(job, [training.rows] * member.size, [0] * member.size)
+    token = new_token(encryption=bool(config.encryption))
     with Listener.bind(training.hosts[member.rank] if training.hosts else "127.0.0.1") as listener:
-        addresses, tokens = zip(*member.exchange((listener.address, secrets.token_bytes(32))), strict=True)
+        addresses, tokens = zip(*member.exchange((listener.address, token)), strict=True)
         collective = form_collective(
             member.rank, addresses, listener, tokens[0], "benchmark", TIMEOUT_S, transport=training.transport
         )

@@ -367,7 +367,7 @@ class IncomingLink(Member):
 
 
 def _purpose(group: int, turn: int) -> str:
-    """Returns what the connection of a link is called; that of another turn is made after it was worn."""
+    """Returns the name of a link's connection; that of another turn is made after the one before was worn."""
     return f"link/{group}/{turn}"
 
 

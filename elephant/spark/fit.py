@@ -235,7 +235,7 @@ def train_synchronously(
         checkpoint_writer: Writes checkpoints; None makes none.
         recovery: Says from where ranks begin again after a loss; None ends the fit with it.
     """
-    job = _told_of_settings(job, rows)
+    job = _with_settings(job, rows)
     epochs = SynchronousEpochs(job, replayed=coordinates_on_executors(rows.session))
     _require_here(packages_of(epochs.callbacks))
     job = epochs.job_of_ranks()
@@ -295,7 +295,7 @@ def train_asynchronously(
         progress: Shown what happens.
         checkpoint_writer: Writes checkpoints; None makes none.
     """
-    job = _told_of_settings(job, rows)
+    job = _with_settings(job, rows)
     on_executors = coordinates_on_executors(rows.session)
     copies = worker_copies(job.callbacks, SharedState(job.callbacks, job.model, job.preprocessing.given))
     job = replace(job, callbacks=(*job.callbacks, *job.driver_callbacks), driver_callbacks=())
@@ -334,7 +334,7 @@ def train_asynchronously(
     return result
 
 
-def _told_of_settings(job: TrainingJob, rows: RowSource) -> TrainingJob:
+def _with_settings(job: TrainingJob, rows: RowSource) -> TrainingJob:
     """Returns a job that has encryption and ports, also where these were left to the session's settings."""
     config, settings = job.config, session_settings(rows.session)
     changes = {"encryption": encrypts(config.encryption, settings), "ports": ports_of(config.ports, settings)}

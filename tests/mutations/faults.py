@@ -1319,10 +1319,34 @@ FAULTS = (
     Fault(
         name="encryption-unchecked",
         file="elephant/cluster/checks/session_checks.py",
-        old="OK if not asked else WARNING if allowed else FAILURE",
-        new="OK if not asked else WARNING",
+        old="return bool(_asked_of_spark(settings)) if wanted is None else wanted",
+        new="return bool(wanted)",
         breaks="Weights cross a network in the clear that the session wants encrypted.",
         tests=("tests/cluster/test_session_checks.py",),
+    ),
+    Fault(
+        name="encryption-left-out",
+        file="elephant/net/tls.py",
+        old="if sock.family == socket.AF_UNIX or not is_encrypted(token):",
+        new="if True:",
+        breaks="The connections of a run that is to be encrypted are not.",
+        tests=(f"{_NET}/test_tls.py",),
+    ),
+    Fault(
+        name="certificate-unchecked",
+        file="elephant/net/tls.py",
+        old="context.verify_mode = ssl.CERT_REQUIRED",
+        new="context.verify_mode = ssl.CERT_NONE",
+        breaks="Somebody between two ranks shows each a certificate of its own, and reads all.",
+        tests=(f"{_NET}/test_tls.py",),
+    ),
+    Fault(
+        name="decrypted-bytes-unseen",
+        file="elephant/net/socket_io.py",
+        old="return isinstance(sock, TlsSocket) and sock.has_bytes()",
+        new="return False",
+        breaks="A message that came with the one before it lies there until another one comes.",
+        tests=(f"{_NET}/test_tls.py",),
     ),
     # Transform
     Fault(

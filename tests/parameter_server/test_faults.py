@@ -17,6 +17,7 @@ from leaks import nothing_left_behind as nothing_left_behind
 from servers import LAYOUT, TIMEOUTS, TOKEN, receive, until, whole_numbers
 
 from elephant.errors import PositionLost
+from elephant.net import stream, tls
 from elephant.net.tls import new_token
 from elephant.parameter_server.layout import Layout
 from elephant.parameter_server.protocol import (
@@ -140,6 +141,18 @@ while True:
         step = lost.step
 print("done", flush=True)
 """
+
+
+def test_encrypted_connection_when_its_keys_are_worn_then_is_made_again_and_every_push_counts_once(serve, monkeypatch):
+    serving, out = serve(token=new_token(encryption=True), rule=ADD), LAYOUT.zeros()
+    worker, dialled, connect = serving.worker(), [], stream.connect
+    # In this process; a push is half of it.
+    monkeypatch.setattr(tls, "_MOST_BYTES", 5_000_000)
+    monkeypatch.setattr(stream, "connect", lambda *args, **options: dialled.append(args) or connect(*args, **options))
+    for step in range(1, 13):
+        worker.push_pull(whole_numbers(LAYOUT, step), out, step=step)
+    assert len(dialled) >= 4
+    assert np.array_equal(out, np.sum([whole_numbers(LAYOUT, step) for step in range(1, 13)], axis=0))
 
 
 @PLAIN_AND_ENCRYPTED
