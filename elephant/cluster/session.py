@@ -21,11 +21,11 @@ from packaging.version import Version
 
 from elephant.cluster.spark_private import context_of, java_context, jvm_of
 from elephant.errors import ClusterError, ConfigurationError, UnsupportedError, nearest
-from elephant.kinds import PORTS
-from elephant.net.addresses import Ports
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from elephant.net.addresses import Ports
 
 # The newest Java that a Spark version runs on, where there is a limit: PySpark 3.5 breaks wherever Arrow is used.
 NEWEST_JAVA = {"3.5": 17}
@@ -175,6 +175,8 @@ def ports_of(given: Ports, settings: Mapping[str, str]) -> Ports:
     >>> ports_of(None, {"spark.elephant.ports": "40000-40100"}), ports_of((9, 9), {"spark.elephant.ports": "1-2"})
     ((40000, 40100), (9, 9))
     """
+    from elephant.kinds import PORTS
+
     text = settings.get(_PORTS, "")
     if given is not None or not text:
         return given
