@@ -93,8 +93,8 @@ def raw_bytes(elements: np.ndarray, offsets: np.ndarray | None = None) -> pa.Arr
     Raises:
         OverflowError: They are 2 GiB or more.
 
-    >>> raw_bytes(np.array([[1, 2], [3, 4]], np.uint8)).to_pylist()
-    [b'\x01\x02', b'\x03\x04']
+    >>> raw_bytes(np.array([[97, 98], [99, 100]], np.uint8)).to_pylist()
+    [b'ab', b'cd']
     """
     whole = np.ascontiguousarray(elements, elements.dtype.newbyteorder("<"))
     places = np.arange(len(whole) + 1) if offsets is None else offsets
@@ -123,8 +123,8 @@ def raw_column(field: Field, values: Values) -> pa.Array:
     Raises:
         OverflowError: They are 2 GiB or more.
 
-    >>> raw_column(Field("label", ("y",), "int32", shape=()), np.array([1, 2], "int32")).to_pylist()
-    [b'\x01\x00\x00\x00', b'\x02\x00\x00\x00']
+    >>> raw_column(Field("label", ("y",), "int8", shape=()), np.array([97, 98], "int8")).to_pylist()
+    [b'a', b'b']
     """
     if not isinstance(values, RaggedArray):
         return raw_bytes(values)
