@@ -27,8 +27,9 @@ from elephant.parameter_server.protocol import HEADER_BYTES, ClientHello, Reques
 from elephant.parameter_server.request_handler import BufferPool, RequestService
 from elephant.parameter_server.server import ParameterServer
 from elephant.parameter_server.store import SnapshotImage
+from elephant.parameter_server.tables import WRITTEN, TablesWanted, contribution_bytes, lookup_bytes
 from elephant.tables.part_server import BYE, HELLO, PUSH, READ, STEP, PartServer, tables_context
-from elephant.tables.stack import StackPart, stacks_of
+from elephant.tables.stack import StackPart, TableContribution, stacks_of
 from elephant.tables.table import ROWS, TableSpec
 
 TOKEN = b"0123456789abcdef-right"
@@ -182,6 +183,49 @@ TABLE_MESSAGES = [
     Message(READ, {"table": 2, "round": 1, "name": ROWS, "first": 0, "count": 2**62}),
     Message(BYE),
 ]
+
+
+TABLED = Layout([("kernel", (4, 3))], SPECS)
+OF_PUSH = contribution_bytes(STACKS, len(SPECS), TableContribution((0, 1, 2), NUMBERS, GRADIENTS)).tobytes()
+TABLE_REQUESTS = {
+    RequestKind.PUSH_PULL: (4 * TABLED.num_values, OF_PUSH),
+    RequestKind.PUSH: (4 * TABLED.num_values, OF_PUSH),
+    RequestKind.LOOKUP: (0, lookup_bytes(STACKS, NUMBERS).tobytes()),
+    RequestKind.FETCH: (0, TablesWanted(places=[None] * len(SPECS)).to_bytes()),
+    RequestKind.KEEP: (0, TablesWanted(places=[None] * len(SPECS), action=WRITTEN).to_bytes()),
+}
+
+
+@st.composite
+def table_conversations(draw):
+    """Returns the bytes of a right HELLO and a few requests about tables, of which some are damaged or too long."""
+    role = draw(st.sampled_from([*Role]))
+    hello = ClientHello(
+        role=role, digest=TABLED.digest, codec="", first_value=0, num_values=TABLED.num_values
+    ).to_bytes()
+    said = [RequestHeader(kind=RequestKind.HELLO, attempt=1, payload_bytes=len(hello)).to_bytes() + hello]
+    for step in range(1, draw(st.integers(1, 4)) + 1):
+        kind = draw(st.sampled_from([*TABLE_REQUESTS]))
+        fixed, of_tables = TABLE_REQUESTS[kind]
+        of_tables = draw(st.just(of_tables) | mutated(of_tables))
+        length = fixed + len(of_tables) + draw(st.sampled_from([0, 0, 0, 1, 2**20, 2**40]))
+        header = RequestHeader(kind=kind, attempt=1, step=step, payload_bytes=length).to_bytes()
+        said.append(header + bytes(fixed) + of_tables)
+    return b"".join(said)
+
+
+@given(said=st.lists(table_conversations(), min_size=1, max_size=3))
+def test_parameter_server_when_peers_say_anything_about_tables_then_it_hangs_up_and_keeps_finite_rows(said):
+    spec = ServerSpec(
+        run_id="run", layout=TABLED, first_value=0, num_values=TABLED.num_values, parts=2,
+        rule={"name": "sgd", "learning_rate": 0.5}, num_partitions=2, stall_s=STALL_S,
+    )  # fmt: skip
+    server = ParameterServer(spec, SnapshotImage(values=TABLED.zeros(), state=np.empty(0)))
+    service = service_of(server)
+    for content in said:
+        converse(service, content)
+    assert all(np.isfinite(array).all() for array in server.tables.arrays)
+    assert server.failure is None and not server.clock.live()
 
 
 @given(
