@@ -41,7 +41,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export VENV PYTHON EXTRAS
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check format clean venv
+.PHONY: help demo test test-all check format clean venv audit
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' Makefile
@@ -112,9 +112,16 @@ test-versions: venv ## run some tests with the versions of tests/versions/matrix
 	@"$$VENV/bin/python" tests/versions/run.py $(VERSIONS_ARGS)
 
 .PHONY: wheels
+audit: venv ## ask for known holes in what is installed here, and in the oldest versions that setup.py takes
+	@"$$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -e ".[release]"
+	@"$$VENV/bin/pip-audit" --skip-editable
+	@"$$VENV/bin/python" tests/support/lower_bounds.py > "$$VENV/lower-bounds.txt"
+	@"$$VENV/bin/pip-audit" --no-deps --disable-pip -r "$$VENV/lower-bounds.txt"
+
 wheels: venv ## build into dist/ what a release publishes: source, a wheel with the kernels, a pure one
 	@"$$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -e ".[release]"
 	@rm -rf build dist
+	@"$$VENV/bin/cyclonedx-py" environment --output-format JSON --output-file docs/sbom.cdx.json "$$VENV/bin/python"
 	@"$$VENV/bin/python" -m build --outdir dist .
 	@rm -rf build
 	@CC=none "$$VENV/bin/python" -m build --wheel --outdir dist .

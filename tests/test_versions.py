@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from lower_bounds import lower_bounds
 from packaging.requirements import Requirement
 from packaging.version import Version
 
@@ -86,3 +87,8 @@ def pins_of(row):
 
 def is_of(version, family):
     return version == family or version.startswith(f"{family}.")
+
+
+def test_lower_bounds_when_listed_for_an_audit_then_are_those_of_users_and_of_no_developer():
+    metadata = ["b>=2,<3", "a>=1.0; extra == 'tls'", "c>=1; extra == 'test'", "d", "b>=1", "e>=4; python_version > '3'"]
+    assert list(lower_bounds(metadata)) == ["a==1.0", "b==1", "e==4"]
