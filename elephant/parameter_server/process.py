@@ -43,7 +43,7 @@ from elephant.parameter_server import snapshot
 from elephant.parameter_server.layout import ServerSpec
 from elephant.parameter_server.optimizers import without_clipping
 from elephant.parameter_server.store import SnapshotImage
-from elephant.parameter_server.tables import ServedTables
+from elephant.parameter_server.tables import ServedTables, empty_arrays
 
 READY = "elephant parameter server is ready"
 BEAT = "elephant parameter server lives"
@@ -54,6 +54,8 @@ MAX_RESTARTS = 5
 RESTARTS_WITHIN_S = 600.0
 _TAIL_LINES = 30
 _READY_S = 60.0
+# A slow disk writes as much of a server's tables.
+_START_BYTES_PER_S = 30e6
 _GRACE_S = 2.0
 
 
@@ -351,9 +353,10 @@ class ServerProcess:
         self._told.set()
 
     def _await_ready(self) -> None:
-        came = self._ready.wait(_READY_S)
+        limit_s = start_s(self._startup.spec)
+        came = self._ready.wait(limit_s)
         if self.failure is not None or not came:
-            reason = self.failure or f"nothing for {_READY_S:g} s."
+            reason = self.failure or f"nothing for {limit_s:.0f} s."
             raise ClusterError(f"Expected the parameter server on {name_of(self.address)} to start. Received: {reason}")
 
     def _watch(self) -> None:
@@ -408,19 +411,20 @@ class ServerProcess:
 
     def _follow(self, process: subprocess.Popen[bytes]) -> None:
         """Takes what a process prints until it ends, and ends it where nothing comes any more, not even its beat."""
-        pipe, begun = cast(BinaryIO, process.stdout), b""
+        pipe, begun, is_ready = cast(BinaryIO, process.stdout), b"", False
         poller = select.poll()
         poller.register(pipe, select.POLLIN)
         while True:
-            silence_s = self._startup.spec.heartbeat_s if self._ready.is_set() else _READY_S
+            silence_s = self._startup.spec.heartbeat_s if is_ready else start_s(self._startup.spec)
             if not poller.poll(1000 * silence_s):
-                self._tail.append(f"(nothing was heard of it for {silence_s:g} s: it was ended)")
+                self._tail.append(f"(nothing was heard of it for {silence_s:.0f} s: it was ended)")
                 process.kill()
                 return
             data = os.read(pipe.fileno(), 1 << 16)
             if not data:
                 return
             *lines, begun = (begun + data).split(b"\n")
+            is_ready = is_ready or READY.encode() in lines
             for line in lines:
                 self._take(line.decode(errors="replace").strip())
 
@@ -446,6 +450,11 @@ class ServerProcess:
             except subprocess.TimeoutExpired:
                 insist()
         process.wait()
+
+
+def start_s(spec: ServerSpec) -> float:
+    """Returns the seconds that a server may take to draw, read and keep what it begins with."""
+    return _READY_S + sum(array.nbytes for one in empty_arrays(spec) for array in one.values()) / _START_BYTES_PER_S
 
 
 def is_too_often(restarted_at: Iterable[float], now: float) -> bool:

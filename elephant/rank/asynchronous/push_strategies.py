@@ -114,7 +114,7 @@ class StepExchange(WorkerExchange):
 
     @property
     def waited_s(self) -> float:
-        return self._pusher.waited_s
+        return self._pusher.waited_s + (0.0 if self._tables is None else self._tables.waited_s)
 
     @property
     def bytes_sent(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -28,6 +29,9 @@ class WorkerTables(Tables):
     Args:
         servers: They have the rows.
         num_servers: How many there are.
+
+    Attributes:
+        waited_s: Seconds so far in which lookups waited for rows.
     """
 
     updates_before_lookups = False
@@ -35,6 +39,7 @@ class WorkerTables(Tables):
     def __init__(self, servers: ParameterServerClient, num_servers: int) -> None:
         super().__init__(servers.table_specs, stacks_of(servers.table_specs, num_servers))
         self._servers = servers
+        self.waited_s = 0.0
 
     def begin(self) -> None:
         """Forgets what was not pushed."""
@@ -50,7 +55,11 @@ class WorkerTables(Tables):
         """Does nothing: what waits goes with the push of the step."""
 
     def _rows_of(self, numbers: Sequence[np.ndarray], contribution: TableContribution | None) -> list[np.ndarray]:
-        return self._servers.look_up(numbers)
+        began = time.monotonic()
+        try:
+            return self._servers.look_up(numbers)
+        finally:
+            self.waited_s += time.monotonic() - began
 
     def _update(self, contribution: TableContribution) -> None:
         raise NotImplementedError("a contribution goes with the push of its step")
