@@ -114,6 +114,7 @@ def estimator_of(**options):
 MODES = {"synchronous": {}, "asynchronous": {"mode": "asynchronous", "parameterServers": 2}}
 
 
+@pytest.mark.slow("a fit of each mode; the test below has a run")
 @pytest.mark.usefixtures("by_value")
 @pytest.mark.parametrize("mode", MODES)
 def test_fit_when_it_may_listen_on_some_ports_then_all_of_its_processes_take_those(frame, ports, tmp_path, mode):

@@ -195,6 +195,7 @@ def counting_model(path=None):
 COUNTS = np.bincount(DATA["features"].ravel().astype(int), minlength=30)
 
 
+@pytest.mark.slow("a process ends; tests/rank/test_server_tables.py has a fit whose workers are killed")
 @pytest.mark.usefixtures("by_value")
 @pytest.mark.parametrize("placement", ["driver", "executors"])
 def test_asynchronous_fit_when_a_worker_is_killed_then_each_row_has_every_batch_once(spark, frame, tmp_path, placement):
