@@ -6,6 +6,7 @@ every executor. What makes it so large, such as a model, goes by a broadcast of 
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, TypeVar
 
 from elephant.cluster.session import jvm_context
@@ -38,6 +39,6 @@ def in_task(value: T | Broadcast[T]) -> T:
     >>> in_task(b"small")
     b'small'
     """
-    from pyspark import Broadcast
-
-    return value.value if isinstance(value, Broadcast) else value
+    # Where PySpark was not imported, as on one machine without Spark, there is no broadcast.
+    kind = getattr(sys.modules.get("pyspark"), "Broadcast", None)
+    return value.value if kind is not None and isinstance(value, kind) else value
