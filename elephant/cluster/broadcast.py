@@ -7,7 +7,7 @@ every executor. What makes it so large, such as a model, goes by a broadcast of 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from elephant.cluster.session import jvm_context
 
@@ -41,4 +41,6 @@ def in_task(value: T | Broadcast[T]) -> T:
     """
     # Where PySpark was not imported, as on one machine without Spark, there is no broadcast.
     kind = getattr(sys.modules.get("pyspark"), "Broadcast", None)
-    return value.value if kind is not None and isinstance(value, kind) else value
+    if kind is None or not isinstance(value, kind):
+        return cast(T, value)
+    return cast("Broadcast[T]", value).value
