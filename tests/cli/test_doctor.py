@@ -77,7 +77,7 @@ def test_doctor_when_much_is_wrong_then_exits_with_1_and_has_a_remedy_for_each(t
     temporary.mkdir()
     with small_disk(tmp_path / "disk", 32 << 20) as mounted:
         code, printed = doctor(
-            *("--workers", "2", "--conf", "spark.master=local-cluster[1,1,1024]", "--conf", "spark.ssl.enabled=true"),
+            *("--workers", "2", "--conf", "spark.master=local-cluster[1,1,1024]"),
             *("--conf", f"spark.executorEnv.PYTHONPATH={other.parent}{os.pathsep}{ROOT}"),
             *("--conf", f"spark.local.dir={tmp_path / 'disk'}"),
             folder=temporary,
@@ -85,7 +85,7 @@ def test_doctor_when_much_is_wrong_then_exits_with_1_and_has_a_remedy_for_each(t
     lines = printed.splitlines()
     failed = [line.split()[1] for line in lines if line.startswith("FAIL")]
     assert code == 1
-    assert failed == ["encryption", "numWorkers=2", *(["disk"] if mounted else []), "Keras"]
+    assert failed == ["numWorkers=2", *(["disk"] if mounted else []), "Keras"]
     assert sum(line.startswith("      remedy:") for line in lines) >= len(failed)
     assert "Lower numWorkers to 1" in printed
     assert "3.0.5 on executor" in printed
