@@ -28,7 +28,7 @@ class Servers:
         self.layout, self.updates, self.rates = model.layout, 0, []
         self.num_slots, self.iterations = len(model.slots()[0]), model.slots()[1]
 
-    def keep(self):
+    def keep(self, wanted=None):
         vector = np.full(self.layout.num_values, float(self.updates), np.float32)
         fetched = FetchedModel(
             values=vector,
@@ -38,7 +38,7 @@ class Servers:
         )
         return ServerState(fetched=fetched, ledgers=({0: (self.updates, 0, 0), 1: (1, 0, 0)},))
 
-    def fetch(self):
+    def fetch(self, wanted=None):
         return self.keep().fetched
 
     def set_rate(self, rate):
@@ -171,7 +171,7 @@ class Pushed(Servers):
         super().__init__(model)
         self.positions = [{}, {}]
 
-    def keep(self):
+    def keep(self, wanted=None):
         ledgers = tuple({rank: (step, 0, 0) for rank, step in one.items()} for one in self.positions)
         return dataclasses.replace(super().keep(), ledgers=ledgers)
 
@@ -293,7 +293,7 @@ class Opened(Servers):
     def set_rate(self, rate):
         self.asked.append(f"rate {rate:g}")
 
-    def keep(self):
+    def keep(self, wanted=None):
         self.asked.append("keep")
         return super().keep()
 

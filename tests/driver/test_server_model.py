@@ -10,6 +10,7 @@ from keras_reference import job_for, regression_model
 from elephant.data.schema import RowSpec, TensorSpec
 from elephant.driver.server_model import ServerModel
 from elephant.errors import UnsupportedError
+from elephant.parameter_server.control_client import FetchedModel
 
 tf = pytest.importorskip("tensorflow")
 
@@ -33,7 +34,7 @@ def test_model_when_servers_have_changed_everything_then_takes_it_and_gives_it_b
     values = served.layout.pack(kernels)
     moments = [served.layout.pack([np.abs(kernel) + index for kernel in kernels]) for index in range(2)]
     state = np.arange(8.0)
-    served.take(values, moments, 12, state)
+    served.take(FetchedModel(values=values, slots=tuple(moments), iterations=12, state=state))
     np.testing.assert_array_equal(served.weights(), values)
     np.testing.assert_array_equal(served.state(), state)
     taken, iterations = served.slots()
@@ -46,7 +47,7 @@ def test_model_when_servers_have_changed_everything_then_takes_it_and_gives_it_b
 def test_model_when_workers_have_optimizers_of_their_own_then_servers_add_and_keep_no_slots():
     served = ServerModel(job_for(normalising_model(), mode="asynchronous", frequency=4), SIX)
     assert (served.rule, served.slots()) == ({"name": "add"}, ([], 0))
-    served.take(served.weights() + 1, [], 30, served.state())
+    served.take(FetchedModel(values=served.weights() + 1, slots=(), iterations=30, state=served.state()))
     assert int(served.model.optimizer.iterations) == 0
 
 
