@@ -169,6 +169,8 @@ class CoordinatorHandle:
 
     def _start(self) -> RankProcess:
         spec, descriptors = self._spec, [sock.fileno() for sock in self._sockets]
+        # It may have to come from the driver: before there is a process that would be left.
+        job = in_task(spec.job)
         # The coordinator needs one thread and no GPU: ranks have the GPUs.
         environment = process_environment(threads=1, devices=[], backend=spec.backend, more=spec.environment)
         process = RankProcess(
@@ -180,7 +182,7 @@ class CoordinatorHandle:
             keeps_files=spec.brings_files,
             holds=_HOLDS,
         )
-        process.send(in_task(spec.job))
+        process.send(job)
         # No variables besides: they are those of devices, of which it has none.
         process.send(b"{}")
         return process

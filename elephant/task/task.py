@@ -274,8 +274,10 @@ class Task(ABC):
             functools.partial(self._process, place, visible[place], listener)
             for place, listener in enumerate(listeners)
         ]
+        # It may have to come from the driver: before there are processes that would be left.
+        job = in_task(self._spec.job)
         rank_processes = RankProcessGroup(self.rank, starts, self._shards)
-        rank_processes.send(in_task(self._spec.job))
+        rank_processes.send(job)
         return rank_processes
 
     def _terminate(self) -> None:

@@ -35,6 +35,9 @@ class Model:
     def state(self):
         return np.array([0.25, 0.5])
 
+    def tables(self):
+        return []
+
     def ledgers(self, num_servers):
         return [{} for _ in range(num_servers)]
 
