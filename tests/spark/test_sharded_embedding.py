@@ -211,6 +211,8 @@ def test_asynchronous_fit_when_a_worker_is_killed_then_each_row_has_every_batch_
     estimator = estimator_of(
         counting_model(str(tables) if on_executors else None), mode="asynchronous", callbacks=[Killed()],
         serverPlacement=placement, parameterServers=1, numWorkers=1 if on_executors else 2,
+        # Where Spark deals rows out anew, they may come to a second attempt in another order, but for their hashes.
+        shuffle=True,
     )  # fmt: skip
     fitted = estimator.fit(frame)
     rows = -EPOCHS * np.repeat(COUNTS[:, None], 4, axis=1)
