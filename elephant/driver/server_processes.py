@@ -410,6 +410,8 @@ class ExecutorServers(ServerGroup):
         self._channel = Channel(bind_host=bind, token=run.token, run_id=run.run_id, timeouts=timeouts, ports=ports)
         here = RunContext(run_id=run.run_id, token=run.token, driver=(run.driver[0], self._channel.port))
         num_bytes = sum(vector.nbytes for part in parts for vector in (part.values, part.state, *part.slots))
+        # All have the same.
+        num_bytes += sum(array.nbytes for table in parts[0].tables for array in table.values())
         host = functools.partial(host_server, for_tasks(session, parts, num_bytes), here, port, ports, timeouts)
         stage = session.range(0, len(parts), 1, len(parts)).mapInArrow(host, RESULT_SCHEMA)
         with described(session, "parameter servers"):

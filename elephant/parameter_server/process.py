@@ -43,7 +43,7 @@ from elephant.parameter_server import snapshot
 from elephant.parameter_server.layout import ServerSpec
 from elephant.parameter_server.optimizers import without_clipping
 from elephant.parameter_server.store import SnapshotImage
-from elephant.parameter_server.tables import ServedTables, empty_arrays
+from elephant.parameter_server.tables import ServedTables, bytes_of_tables
 
 READY = "elephant parameter server is ready"
 BEAT = "elephant parameter server lives"
@@ -454,7 +454,7 @@ class ServerProcess:
 
 def start_s(spec: ServerSpec) -> float:
     """Returns the seconds that a server may take to draw, read and keep what it begins with."""
-    return _READY_S + sum(array.nbytes for one in empty_arrays(spec) for array in one.values()) / _START_BYTES_PER_S
+    return _READY_S + bytes_of_tables(spec) / _START_BYTES_PER_S
 
 
 def is_too_often(restarted_at: Iterable[float], now: float) -> bool:

@@ -24,7 +24,7 @@ from elephant.net.frames import raw_view
 from elephant.parameter_server.layout import ServerSpec
 from elephant.parameter_server.server import ParameterServer
 from elephant.parameter_server.store import SnapshotImage
-from elephant.parameter_server.tables import ServedTables, empty_arrays
+from elephant.parameter_server.tables import ServedTables, bytes_of_tables, empty_arrays
 from elephant.storage.folder import DAMAGES, UNFINISHED, checksum, sealed, unsealed, write_whole
 
 INITIAL = "initial"
@@ -113,15 +113,15 @@ def tidy(folder: Path) -> None:
 
 
 def _read_arrays(path: Path, body: dict[str, Any], spec: ServerSpec) -> SnapshotImage:
-    tables = empty_arrays(spec)
-    of_tables = [array for one in tables for array in one.values()]
-    # Before any more memory is taken: a number in a damaged manifest may be any.
+    # Before any memory is taken: a number in a damaged manifest may be any.
     expected = 4 * spec.num_values * (1 + body["num_slots"]) + 8 * spec.num_state_values * (1 + len(body["weights"]))
-    expected += sum(array.nbytes for array in of_tables)
+    expected += bytes_of_tables(spec)
     if path.stat().st_size != expected:
         raise ValueError(f"{path.stat().st_size} bytes of arrays, not {expected}")
     vectors = [aligned_vector(spec.num_values) for _ in range(1 + body["num_slots"])]
     states = [np.empty(spec.num_state_values) for _ in range(1 + len(body["weights"]))]
+    tables = empty_arrays(spec)
+    of_tables = [array for one in tables for array in one.values()]
     crc = 0
     with open(path, "rb", buffering=0) as file:
         for array in (*vectors, *states, *of_tables):

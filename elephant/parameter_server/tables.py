@@ -51,6 +51,12 @@ def empty_arrays(spec: ServerSpec) -> list[dict[str, np.ndarray]]:
     ]
 
 
+def bytes_of_tables(spec: ServerSpec) -> int:
+    """Returns how many bytes a server's part of all tables has."""
+    shapes = [one.shape_of(name, spec.part, spec.parts) for one in spec.layout.table_specs for name in names_of(one)]
+    return _VALUE.itemsize * sum(rows * width for rows, width in shapes)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TablesWanted:
     """Request of the driver for what servers have of tables.
