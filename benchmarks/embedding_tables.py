@@ -220,23 +220,14 @@ def main() -> None:
     of_keras = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
     names = ("workers", "tables", "rows", "width", "batch", "steps", "epochs", "separate", "asynchronous")
     case = {name: getattr(options, name) for name in names}
-    if options.asynchronous:
-        plain_s, step_s = step_of(of_keras, options.steps), asynchronous_step_s(options)
-        report(
-            Measurement(
-                measure="embedding_tables_seconds",
-                case=case,
-                ratio=plain_s / step_s,
-                target=_TARGETS["seconds"],
-                at_least=True,
-                medians={"keras_step_s": plain_s, "sharded_step_s": step_s},
-                repetitions=options.epochs - 1,
-            )
-        )
-        return
-    sharded, slices = fitted(options, "sharded"), fitted(options, "slices")
-    step_s = max(step_of(rank["seconds"], options.steps) for rank in sharded)
     plain_s = step_of(of_keras, options.steps)
+    medians, sharded = {"keras_step_s": plain_s}, []
+    if options.asynchronous:
+        step_s = asynchronous_step_s(options)
+    else:
+        sharded, slices = fitted(options, "sharded"), fitted(options, "slices")
+        step_s = max(step_of(rank["seconds"], options.steps) for rank in sharded)
+        medians["slices_step_s"] = max(step_of(rank["seconds"], options.steps) for rank in slices)
     steps = options.steps * options.epochs
     report(
         Measurement(
@@ -245,14 +236,12 @@ def main() -> None:
             ratio=plain_s / step_s,
             target=_TARGETS["seconds"],
             at_least=True,
-            medians={
-                "keras_step_s": plain_s,
-                "sharded_step_s": step_s,
-                "slices_step_s": max(step_of(rank["seconds"], options.steps) for rank in slices),
-            },
+            medians={**medians, "sharded_step_s": step_s},
             repetitions=options.epochs - 1,
         )
     )
+    if options.asynchronous:
+        return
     of_tables = max(rank["tables"] for rank in sharded) / steps
     of_slices = (options.workers - 1) * options.batch * options.tables * (8 + 4 * options.width)
     report(

@@ -27,7 +27,7 @@ from elephant.parameter_server.layout import ServerSpec
 from elephant.storage.folder import folder_at
 from elephant.tables.stack import Stack, StackPart, TableContribution, checked_contribution, checked_numbers, stacks_of
 from elephant.tables.stored import TablePlace, writing_to
-from elephant.tables.table import ROWS, TablePart, TableSpec
+from elephant.tables.table import TablePart, TableSpec
 
 # What becomes of tables that have a place: they are left where they are, or written there, or nothing is but a file
 # that shows who can write there; then other tables stay as well.
@@ -38,22 +38,17 @@ _COUNT, _FLAG, _VALUE = np.dtype("<u4"), np.dtype(np.uint8), np.dtype("<f4")
 Fill = Callable[[memoryview], None]
 
 
-def names_of(spec: TableSpec) -> tuple[str, ...]:
-    """Returns the names of the arrays of a table, in the order in which they are kept and sent."""
-    return (ROWS, *spec.slots)
-
-
 def empty_arrays(spec: ServerSpec) -> list[dict[str, np.ndarray]]:
     """Returns arrays of the sizes of a server's part of each table, by name."""
     return [
-        {name: np.empty(one.shape_of(name, spec.part, spec.parts), _VALUE) for name in names_of(one)}
+        {name: np.empty(one.shape_of(name, spec.part, spec.parts), _VALUE) for name in one.array_names}
         for one in spec.layout.table_specs
     ]
 
 
 def bytes_of_tables(spec: ServerSpec) -> int:
     """Returns how many bytes a server's part of all tables has."""
-    shapes = [one.shape_of(name, spec.part, spec.parts) for one in spec.layout.table_specs for name in names_of(one)]
+    shapes = [one.shape_of(name, spec.part, spec.parts) for one in spec.layout.table_specs for name in one.array_names]
     return _VALUE.itemsize * sum(rows * width for rows, width in shapes)
 
 
@@ -97,7 +92,7 @@ class TablesWanted:
             np.empty(spec.shape_of(name, part, parts), _VALUE)
             for table, spec in enumerate(table_specs)
             if self.are_sent(table)
-            for name in names_of(spec)
+            for name in spec.array_names
         ]
 
 
@@ -158,7 +153,7 @@ class ServedTables:
     @property
     def arrays(self) -> list[np.ndarray]:
         """Arrays of all tables, the server's own, in the order of `empty_arrays`."""
-        return [part.arrays[name] for part in self.parts for name in names_of(part.spec)]
+        return [part.arrays[name] for part in self.parts for name in part.spec.array_names]
 
     @property
     def most_bytes(self) -> int:
@@ -230,7 +225,7 @@ class ServedTables:
         """Returns copies of the arrays that are wanted."""
         with self._lock:
             sent_parts = [part for table, part in enumerate(self.parts) if wanted.are_sent(table)]
-            return [part.arrays[name].copy() for part in sent_parts for name in names_of(part.spec)]
+            return [part.arrays[name].copy() for part in sent_parts for name in part.spec.array_names]
 
     def _received_counts(self, fill: Fill, num_bytes: int, *, per_row: int, fixed: int) -> list[int]:
         """Returns the number of rows of each stack; raises ProtocolError unless all they come to was announced."""
@@ -267,8 +262,8 @@ def whole_tables(
     tables, streams = [], [iter(arrays) for arrays in received]
     for table, (spec, place) in enumerate(zip(table_specs, wanted.places, strict=True)):
         arrays = {}
-        for name in names_of(spec):
-            is_divided = name == ROWS or spec.slots[name].per_row != 0
+        for name in spec.array_names:
+            is_divided = spec.is_divided(name)
             if place is not None:
                 stored = place.table(name, spec.shape_of(name), len(received) if is_divided else 1)
                 arrays[name] = stored.to_array()

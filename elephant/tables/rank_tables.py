@@ -41,7 +41,7 @@ from elephant.tables.stack import (
     stacks_of,
 )
 from elephant.tables.stored import OpenedTable, StoredTable, TablePlace
-from elephant.tables.table import ROWS, Slot, TablePart, TableSpec
+from elephant.tables.table import ROWS, TablePart, TableSpec
 
 # Of one message.
 _MOST_BYTES = 1 << 26
@@ -160,7 +160,7 @@ class Tables(ABC):
     def left_out(self, places: Sequence[TablePlace | None]) -> Iterator[None]:
         """Has `state` refer to where nothing is written, for a ``with`` block; None leaves a table as it is."""
         self._stored = [
-            {} if place is None else {name: place.table(name, spec.shape_of(name), 1) for name in (ROWS, *spec.slots)}
+            {} if place is None else {name: place.table(name, spec.shape_of(name), 1) for name in spec.array_names}
             for place, spec in zip(places, self.specs, strict=True)
         ]
         try:
@@ -235,7 +235,7 @@ class LocalTables(Tables):
         """Returns copies of rows and slots by name, or references to them; nothing of what is as it is drawn."""
         with self._using:
             if table in self._stack_parts or table in self._pushed:
-                return {name: self.whole(table, name) for name in (ROWS, *self.specs[table].slots)}
+                return {name: self.whole(table, name) for name in self.specs[table].array_names}
             return {name: np.array(given) for name, given in self._given[table].items()}
 
     def state(self, table: int, name: str) -> np.ndarray:
@@ -439,8 +439,7 @@ class RankTables(Tables):
     def _whole(self, table: int, name: str) -> np.ndarray:
         spec, number = self.specs[table], self._round
         whole = np.empty(spec.shape_of(name), np.float32)
-        slot = Slot(None, 0.0) if name == ROWS else spec.slots[name]
-        if slot.per_row == 0:
+        if not spec.is_divided(name):
             # All parts have the same.
             return self._server.values(table, number, name, 0, 1)
         step = max(1, _MOST_BYTES // (4 * whole.shape[1]))

@@ -122,6 +122,15 @@ class TableSpec:
         """Arrays that its rule remembers."""
         return RULES[self.rule].slots
 
+    @property
+    def array_names(self) -> tuple[str, ...]:
+        """Names of the rows and the slots, in the order in which they are kept and sent."""
+        return (ROWS, *self.slots)
+
+    def is_divided(self, name: str) -> bool:
+        """Returns whether each part has values of its own of an array; of others all have the same."""
+        return name == ROWS or self.slots[name].per_row != 0
+
     def rows_of(self, part: int, parts: int) -> int:
         """Returns how many rows a part has.
 
@@ -198,12 +207,12 @@ class TablePart:
     ) -> None:
         self.spec, self.part, self.parts = spec, part, parts
         self.arrays: dict[str, np.ndarray] = {}
-        for name in (ROWS, *spec.slots):
+        for name in spec.array_names:
             if arrays is not None and name in arrays and are_cut:
                 self.arrays[name] = arrays[name]
             elif arrays is not None and name in arrays:
                 given, stored = arrays[name], StoredTable.from_array(arrays[name])
-                own = (part, parts) if name == ROWS or spec.slots[name].per_row != 0 else (0, 1)
+                own = (part, parts) if spec.is_divided(name) else (0, 1)
                 if stored is not None:
                     self.arrays[name] = stored.part(*own)
                 else:
@@ -226,7 +235,7 @@ class TablePart:
         """
         stored = {}
         for name, array in self.arrays.items():
-            is_divided = name == ROWS or self.spec.slots[name].per_row != 0
+            is_divided = self.spec.is_divided(name)
             stored[name] = place.table(name, self.spec.shape_of(name), self.parts if is_divided else 1)
             if is_divided or self.part == 0:
                 stored[name].write(self.part, array)

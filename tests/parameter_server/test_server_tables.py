@@ -121,6 +121,21 @@ def test_servers_killed_while_workers_push_rows_then_every_row_counts_exactly_on
         np.testing.assert_array_equal(own[ROWS], -np.sum([one[table] for one in totals], axis=0))
 
 
+def test_rows_when_a_push_is_stale_then_count_as_its_weights_do(serve):
+    serving = serve(LAYOUT, rule=ADD, num_partitions=2, divide_by_staleness=True)
+    workers, outs, totals = [serving.worker(partition) for partition in range(2)], [LAYOUT.zeros(), LAYOUT.zeros()], []
+    for worker, out in zip(workers, outs, strict=True):
+        worker.pull(out)
+    for number, (worker, out) in enumerate(zip(workers, outs, strict=True)):
+        contribution, total = contribution_of(1, number)
+        totals.append(total)
+        worker.push_pull(LAYOUT.zeros() + 1, out, step=1, contribution=contribution)
+    # The second one has not seen the first.
+    assert (outs[1] == 1.5).all()
+    for found, fresh, stale in zip(rows_of(workers[0], 1), *totals, strict=True):
+        np.testing.assert_array_equal(found, -(fresh + stale / 2))
+
+
 def test_rows_when_one_is_not_finite_then_no_server_applies_any_part_of_the_push(serve):
     parts = 3
     serving = serve(LAYOUT, count=parts, rule=ADD)

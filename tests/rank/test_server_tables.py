@@ -53,9 +53,13 @@ def plain():
     return embedding
 
 
-@pytest.mark.parametrize("servers", in_tiers([1, 3], fast=[3], slow="one server; tests/parameter_server has both"))
-def test_rows_when_servers_keep_a_table_then_equal_keras_on_the_same_batches(rank_pool, servers):
-    job = job_for(model_of(sharded()), mode="asynchronous", epochs=EPOCHS, batch_size=BATCH, shuffle=False)
+WAYS = {"one server": ("asynchronous", 1), "three": ("asynchronous", 3), "hogwild": ("hogwild", 2)}
+
+
+@pytest.mark.parametrize("way", in_tiers(WAYS, fast=["three"], slow="another number of servers, or without locks"))
+def test_rows_when_servers_keep_a_table_then_equal_keras_on_the_same_batches(rank_pool, way):
+    mode, servers = way
+    job = job_for(model_of(sharded()), mode=mode, epochs=EPOCHS, batch_size=BATCH, shuffle=False)
     with AsynchronousFit(rank_pool, job, [DATA], parameter_servers=servers) as fit:
         fit.train(0)
         dense, fetched = fit.weights(), fit.control.fetch(SENT)
