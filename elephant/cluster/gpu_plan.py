@@ -28,6 +28,7 @@ from elephant.cluster.session import (
     release,
     session_settings,
     setting,
+    started_with,
     tasks_on,
 )
 from elephant.config import FitConfig
@@ -57,9 +58,9 @@ def scheduling_settings(session: SparkSession, resource: str) -> dict[str, str]:
     """Returns an application's settings, and ``spark.version``, as Spark's scheduler has them since it began."""
     settings, context = session_settings(session), jvm_context(session)
     if context is not None:
-        started_with = dict(context.getConf().getAll())
+        begun_with = started_with(context)
         others = {name: value for name, value in settings.items() if not name.startswith(_OF_SCHEDULER)}
-        return {**others, **{name: started_with[name] for name in started_with if name.startswith(_OF_SCHEDULER)}}
+        return {**others, **{name: begun_with[name] for name in begun_with if name.startswith(_OF_SCHEDULER)}}
     for name in (f"spark.executor.resource.{resource}.amount", f"spark.task.resource.{resource}.amount"):
         value = setting(session, name)
         if value is not None:

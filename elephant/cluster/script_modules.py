@@ -7,6 +7,7 @@ its own folder.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 from collections.abc import Iterator
@@ -62,5 +63,11 @@ def _folder_of(module: ModuleType) -> Path | None:
     path = getattr(module, "__file__", None)
     if not path:
         return None
-    found = Path(path).resolve()
+    found = _resolved(path)
     return found.parent.parent if found.name == "__init__.py" else found.parent
+
+
+@functools.cache
+def _resolved(path: str) -> Path:
+    """Returns a path without links. Each fit looks at all modules, and the disk takes its time."""
+    return Path(path).resolve()

@@ -86,6 +86,15 @@ def gateway_of(context: Any) -> Any:
     return context._gateway
 
 
+def settings_in_json(session: SparkSession, context: Any) -> str:
+    """Returns Spark SQL's settings of a classic session, from PySpark 4.0 on.
+
+    Seen in PySpark 4.3.0 as `RuntimeConfig._jconf`; the public `getAll` asks the JVM for each of them.
+    """
+    mapper = jvm_of(context).com.fasterxml.jackson.databind.ObjectMapper()
+    return str(mapper.writeValueAsString(session.conf._jconf.getAllAsJava()))
+
+
 def connect_client(session: SparkSession) -> Any:
     """Returns the client of a Spark Connect session, or None.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
 import re
@@ -10,6 +11,7 @@ import shutil
 import tempfile
 import warnings
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -229,6 +231,34 @@ def has_weights_of(archive: bytes, model: keras.Model, structure: keras.Model) -
             # A layer looks at the values that it is given, say.
             return False
     return comparing.equal == len(model.weights)
+
+
+def holds_values(archive: bytes, values: Sequence[np.ndarray]) -> bool:
+    """Returns whether a ``.keras`` archive holds values, bit by bit, each as often as they do.
+
+    Args:
+        archive: The bytes of a ``.keras`` file.
+        values: Those of a model's variables. Its archive may hold more.
+    """
+    with zipfile.ZipFile(io.BytesIO(archive)) as given, h5py.File(io.BytesIO(given.read(_WEIGHTS))) as file:
+        held: Counter[_Content] = Counter()
+
+        def take(_: str, item: Any) -> None:
+            # Texts are no variable's.
+            if isinstance(item, h5py.Dataset) and item.dtype.kind != "O":
+                held[_content(item[()])] += 1
+
+        file.visititems(take)
+    return Counter(map(_content, values)) <= held
+
+
+_Content = tuple[tuple[int, ...], str, bytes]
+
+
+def _content(value: Any) -> _Content:
+    """Returns a value's shape and type, and a hash of its bytes."""
+    array = np.ascontiguousarray(value)
+    return np.shape(value), str(array.dtype), hashlib.blake2b(array.reshape(-1).view(np.uint8).data).digest()
 
 
 class _ComparingScope(keras.StatelessScope):

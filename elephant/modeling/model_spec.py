@@ -29,6 +29,7 @@ from elephant.modeling.keras_archive import (
     extract_weights,
     for_this_backend,
     has_weights_of,
+    holds_values,
     load_archive,
     load_structure,
     save_archive,
@@ -220,9 +221,12 @@ class ModelSpec:
         trained = replace(self, variables=tuple(variables), rows=rows, source_id=uuid.uuid4().hex)
         if self.archive is None or self.variables is not None:
             return trained
-        kept = replace(trained, archive=save_archive(trained.build()), variables=None)
-        # It need not keep what it has kept before: of low rank factors, zeros alone.
-        return kept if are_equal(read_variables(kept.build()), variables) else trained
+        archive = save_archive(trained.build())
+        kept = replace(trained, archive=archive, variables=None)
+        # It need not keep what it has kept before: of low rank factors, zeros alone. Of Keras' own classes it is known
+        # which weight is which, and what the archive holds is enough to tell; other models are built once more.
+        holds_all = not self.custom_objects and holds_values(archive, variables)
+        return kept if holds_all or are_equal(read_variables(kept.build()), variables) else trained
 
     def __repr__(self) -> str:
         if self.archive is None:

@@ -358,6 +358,11 @@ class KerasModel(Model, ModelParams, SavedStage):
         """
         export_model(path, self.model, format, options)
 
+    def hasParam(self, paramName: str) -> bool:
+        """Returns whether there is a param of this name."""
+        # Spark looks at the attribute, of an estimator's `model` at this object's own, which would be built for that.
+        return paramName != "model" and super().hasParam(paramName)
+
     def copy(self, extra: Any = None) -> KerasModel:
         """Returns a copy with params of its own; it builds a `model` of its own too."""
         copied = super().copy(extra)

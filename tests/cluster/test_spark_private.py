@@ -87,6 +87,20 @@ def gateway_of():
 
 
 @check
+def settings_in_json():
+    classic = importlib.import_module("pyspark.sql.conf")
+    assert sets(getattr(classic, "RuntimeConfig", None) or classic.RuntimeConf, "_jconf")
+    mapper = SimpleNamespace(writeValueAsString=json.dumps)
+    jvm = SimpleNamespace(
+        com=SimpleNamespace(
+            fasterxml=SimpleNamespace(jackson=SimpleNamespace(databind=SimpleNamespace(ObjectMapper=lambda: mapper)))
+        )
+    )
+    session = SimpleNamespace(conf=SimpleNamespace(_jconf=SimpleNamespace(getAllAsJava=lambda: {"spark.a": "b"})))
+    assert json.loads(private.settings_in_json(session, SimpleNamespace(_jvm=jvm))) == {"spark.a": "b"}
+
+
+@check
 def connect_client():
     # TensorFlow brings grpc, and not the rest of what a client needs.
     pytest.importorskip("grpc_status")

@@ -334,6 +334,15 @@ def test_stage_when_saved_and_loaded_alone_and_in_a_pipeline_then_prints_as_befo
     assert DefaultParamsReader.loadParamsInstance(str(tmp_path / "stage"), None).uid == stage.uid
 
 
+def test_fitted_model_when_it_gets_the_estimator_s_params_then_builds_no_keras_model(source, monkeypatch):
+    def refuse(spec):
+        raise AssertionError("expected no Keras model to be built")
+
+    monkeypatch.setattr(type(source), "build", refuse)
+    fitted = KerasEstimator(source, featuresCol="pixels")._copyValues(KerasModel(source))
+    assert fitted.getFeaturesCol() == "pixels" and not fitted.hasParam("model")
+
+
 def test_fitted_model_when_saved_and_loaded_then_prints_as_before(source, tmp_path):
     stage = KerasEstimator(source, labelCol=None, learningRate=0.5, classWeight={0: 1.0})
     fitted = KerasModel(source, history={"loss": [0.5]})

@@ -16,6 +16,8 @@ from elephant.cluster.checks import preflight
 from elephant.cluster.checks.executor_facts import ExecutorReport, known_executors
 from elephant.cluster.checks.preflight import Requirements, preflight_checked, reports_waiting, run_checks
 from elephant.cluster.executors import running_executors
+from elephant.cluster.row_source import SINCE_4
+from elephant.cluster.session import session_settings
 from elephant.driver import coordinator_location
 from elephant.errors import ClusterError, ConfigurationError
 
@@ -44,6 +46,23 @@ def with_settings(monkeypatch, module, **more):
 
 def statuses(check_results):
     return {found.name: found.status for found in check_results if found.status != "ok"}
+
+
+@pytest.mark.skipif(not SINCE_4, reason="PySpark 3.5 does not list the settings of a running session")
+def test_settings_when_one_is_set_in_the_running_session_then_are_those_that_spark_lists(spark):
+    odd = 'two\nlines, "quoted" = {ü}'
+    spark.conf.set("spark.elephant.odd", odd)
+    try:
+        settings = session_settings(spark)
+        assert settings["spark.elephant.odd"] == odd
+        assert settings == {
+            **dict(spark.sparkContext.getConf().getAll()),
+            **spark.conf.getAll,
+            **{"spark.version": spark.version},
+        }
+    finally:
+        spark.conf.unset("spark.elephant.odd")
+    assert "spark.elephant.odd" not in session_settings(spark)
 
 
 def test_preflight_when_several_things_are_missing_then_one_error_names_them_all(spark, monkeypatch):
