@@ -56,9 +56,10 @@ THEMES: Mapping[str, Theme] = {
 }
 # What the chart shows of a measure.
 _SHOWN = {
-    "rank_against_model_fit": "{workload}, one core against model.fit",
-    "ranks_against_model_fit_on_all_cores": "{workload}, {ranks} ranks against model.fit on all cores",
-    "ranks_against_ddp": "{workload}, {ranks} ranks against PyTorch DDP, Gloo",
+    "rank_against_tuned_model_fit": "{workload}, one core against model.fit, tuned",
+    "ranks_against_tuned_model_fit_on_all_cores": "{workload}, {ranks} ranks against model.fit, tuned, all cores",
+    "ranks_against_silent_processes": "{workload}, {ranks} ranks against as many that do not talk",
+    "ranks_against_compiled_ddp": "{workload}, {ranks} ranks against PyTorch DDP, compiled",
     "weak_scaling_by_processor_time": "{workload}, {ranks} hosts against one rank, processor time",
     "predict_udf_against_predict_batch_udf": "predict_udf against predict_batch_udf",
     "predict_udf_against_predict_on_batch": "predict_udf against the same with predict_on_batch",
