@@ -40,19 +40,58 @@ class Theme:
         title: Of the file.
         script: The benchmark.
         arguments: Its arguments.
+        about: What its ratios are, and what each side pays.
         repetitions: Of which the medians of a run are.
     """
 
     title: str
     script: str
     arguments: Sequence[str]
+    about: str
     repetitions: int = 3
 
 
+_RATES = "100 % is the other side's rate, or the ideal of so many ranks; more is faster."
+_UNDISTURBED = (
+    "Those epochs count that lasted at most 1.3 times as long as the quickest of that side in the run: on one core, "
+    "threads of `model.fit` itself slept for 0.6 to 8 s of many epochs."
+)
+
+
 THEMES: Mapping[str, Theme] = {
-    "training": Theme("Training against model.fit and DistributedDataParallel", "parity", ("--only", "training")),
-    "scaling": Theme("Weak scaling between network namespaces", "parity", ("--only", "namespaces")),
-    "inference": Theme("Inference against model.predict and predict_batch_udf", "inference", ("--rows", "100000")),
+    "training": Theme(
+        "Training against model.fit and DistributedDataParallel",
+        "parity",
+        ("--only", "training"),
+        f"{_RATES} Ranks pay for the exchange of gradients, for metrics over all ranks and for reading their rows from "
+        "a mapped file; the other sides have their rows in memory. Nobody pays for imports, for Spark, or for the first "
+        "epoch, in which a step is traced or compiled. A tuned `model.fit` takes 32 steps per call of the runtime, on "
+        f"arrays or on a `tf.data.Dataset`, whichever is quicker. {_UNDISTURBED}",
+    ),
+    "fits": Theme(
+        "Whole fits against one process",
+        "fit",
+        (),
+        "100 % are the other side's seconds; less is faster. A later fit pays for reading its table, for starting its "
+        "ranks and for tracing; the other side is a tuned `model.fit` alone, in a process that has imported Keras and "
+        "has its arrays in memory. The first fit of a session pays for the import on its executors as well, and a "
+        "program for Spark's start and end; the other side is a process from its start, with its import and with "
+        "reading its arrays.",
+    ),
+    "scaling": Theme(
+        "Weak scaling between network namespaces",
+        "parity",
+        ("--only", "namespaces"),
+        f"{_RATES} All sides are ranks, and pay for the same but for the exchange. {_UNDISTURBED}",
+    ),
+    "inference": Theme(
+        "Inference against model.predict and predict_batch_udf",
+        "inference",
+        ("--rows", "100000"),
+        f"{_RATES} `transform` and `evaluate` pay for reading a Parquet table, for Spark's rows and for the way of rows "
+        "and results between processes; `model.predict` and `model.evaluate` have their rows in memory, and all cores. "
+        "`predict_batch_udf` pays for the same as `predict_udf`. Nobody pays for loading and tracing the model.",
+    ),
 }
 # What the chart shows of a measure.
 _SHOWN = {
@@ -133,9 +172,7 @@ def page(theme: Theme, measured: Sequence[Measurement], facts: Mapping[str, str]
         (
             f"# {theme.title}",
             "",
-            "100 % is the other side's rate, or the ideal of so many ranks; more is faster. Of training, those epochs "
-            "count that lasted at most 1.3 times as long as the quickest of that side in the run: on one core, threads "
-            "of `model.fit` itself slept for 0.6 to 8 s of many epochs.",
+            theme.about,
             "",
             *table(measured),
             "",

@@ -28,9 +28,11 @@ def written(folder, theme, lines):
 
 
 def test_results_when_made_of_lines_then_have_medians_and_spans_by_case_and_theme(tmp_path):
-    ddp = [line("ranks_against_ddp", ratio, workload="mlp", ranks=2) for ratio in (1.2, 0.9, 1.1)]
-    alone = line("rank_against_model_fit", 1.5, workload="mlp", ranks=1)
-    file, _ = written(tmp_path, "training", [*ddp, line("ranks_against_ddp", 6.0, workload="mlp", ranks=4), alone])
+    ddp = [line("ranks_against_compiled_ddp", ratio, workload="mlp", ranks=2) for ratio in (1.2, 0.9, 1.1)]
+    alone = line("rank_against_tuned_model_fit", 1.5, workload="mlp", ranks=1)
+    file, _ = written(
+        tmp_path, "training", [*ddp, line("ranks_against_compiled_ddp", 6.0, workload="mlp", ranks=4), alone]
+    )
     assert re.fullmatch(r"training_[\w.-]+-cores_\d{4}-\d\d-\d\d\.md", file.name)
     text = file.read_text()
     rows = [row.split(" | ")[1:5] for row in text.splitlines() if row.startswith("| ") and "Least" not in row]
@@ -42,13 +44,13 @@ def test_results_when_made_of_lines_then_have_medians_and_spans_by_case_and_them
     assert "ours_rows_per_s 12,345" in text and "ms_per_step" not in text.split("```")[0]
     assert all(f"- {name}: " in text for name in ("date", "processor", "commit", "command"))
     # An older file of the same theme is not drawn, and the other theme's is.
-    (tmp_path / "training_x-cores_1999-01-01.md").write_text(line("rank_against_model_fit", 9.0, workload="old"))
+    (tmp_path / "training_x-cores_1999-01-01.md").write_text(line("rank_against_tuned_model_fit", 9.0, workload="old"))
     _, chart = written(tmp_path, "inference", [line("predict_udf_against_predict_batch_udf", 1.4, rows=5)])
     drawn = ElementTree.fromstring(chart)
     texts = [text.text for text in drawn.iter(f"{SVG}text")][1:]
     assert texts == [
-        *("mlp, one core against model.fit", "150 %", "mlp, 2 ranks against PyTorch DDP, Gloo", "110 %"),
-        *("mlp, 4 ranks against PyTorch DDP, Gloo", "600 %", "predict_udf against predict_batch_udf", "140 %"),
+        *("mlp, one core against model.fit, tuned", "150 %", "mlp, 2 ranks against PyTorch DDP, compiled", "110 %"),
+        *("mlp, 4 ranks against PyTorch DDP, compiled", "600 %", "predict_udf against predict_batch_udf", "140 %"),
     ]
     widths = [float(bar.get("width")) for bar in drawn.iter(f"{SVG}rect")]
     # 450 % are 400 pixels, and no bar is longer.
