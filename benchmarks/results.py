@@ -64,9 +64,9 @@ THEMES: Mapping[str, Theme] = {
         "parity",
         ("--only", "training"),
         f"{_RATES} Ranks pay for the exchange of gradients, for metrics over all ranks and for reading their rows from "
-        "a mapped file; the other sides have their rows in memory. Nobody pays for imports, for Spark, or for the first "
-        "epoch, in which a step is traced or compiled. A tuned `model.fit` takes 32 steps per call of the runtime, on "
-        f"arrays or on a `tf.data.Dataset`, whichever is quicker. {_UNDISTURBED}",
+        "a mapped file; the other sides have their rows in memory. Nobody pays for imports, for Spark, or for the "
+        "first epoch, in which a step is traced or compiled. A tuned `model.fit` takes 32 steps per call of "
+        f"the runtime, on arrays or on a `tf.data.Dataset`, whichever is quicker. {_UNDISTURBED}",
     ),
     "fits": Theme(
         "Whole fits against one process",
@@ -88,9 +88,9 @@ THEMES: Mapping[str, Theme] = {
         "Inference against model.predict and predict_batch_udf",
         "inference",
         ("--rows", "100000"),
-        f"{_RATES} `transform` and `evaluate` pay for reading a Parquet table, for Spark's rows and for the way of rows "
-        "and results between processes; `model.predict` and `model.evaluate` have their rows in memory, and all cores. "
-        "`predict_batch_udf` pays for the same as `predict_udf`. Nobody pays for loading and tracing the model.",
+        f"{_RATES} `transform` and `evaluate` pay for reading a Parquet table, for Spark's rows and for the way of "
+        "rows and results between processes; `model.predict` and `model.evaluate` have their rows in memory, and all "
+        "cores. `predict_batch_udf` pays for the same as `predict_udf`. Nobody pays for loading and tracing the model.",
     ),
 }
 # What the chart shows of a measure.
