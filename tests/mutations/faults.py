@@ -767,8 +767,8 @@ FAULTS = (
     Fault(
         name="descriptor-left-by-stream",
         file="elephant/net/stream.py",
-        old="        if self._closed and not self._users:\n            self._sock.close()",
-        new="        if self._closed and self._users:\n            self._sock.close()",
+        old="        if self._closed and not self._users:\n            self._target.close()",
+        new="        if self._closed and self._users:\n            self._target.close()",
         breaks="Closed streams keep their descriptors.",
         tests=(f"{_NET}/test_stream.py",),
     ),
