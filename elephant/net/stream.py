@@ -16,6 +16,7 @@ import socket
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
@@ -71,8 +72,8 @@ class Stream:
         self, sock: tls.AnySocket, peer: str, *, dial_again: Callable[[Deadline], tls.AnySocket] | None = None
     ) -> None:
         self.peer = peer
-        # What it sends to and receives from: two connections only while it goes on over another one.
-        self._target = self._source = sock
+        # It receives from the first and sends to the last; there are several only while it goes on over another one.
+        self._socks = deque([sock])
         self._dial_again = dial_again
         self._lost_after_s: float | None = None
         self._sending = threading.Lock()
@@ -145,7 +146,7 @@ class Stream:
         with self._state:
             self._check_open()
             self._lost_after_s = seconds
-            for sock in (self._target, self._source):
+            for sock in self._socks:
                 socket_io.lose_after(sock, seconds)
 
     def close(self) -> None:
@@ -162,7 +163,7 @@ class Stream:
         """Ends the stream at once; a thread that waits on it, on either side, gets a PeerLostError."""
         with self._state:
             # One that was detached is another's.
-            for sock in () if self._closed else (self._target, self._source):
+            for sock in () if self._closed else self._socks:
                 with contextlib.suppress(OSError):
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
             self._end()
@@ -172,7 +173,7 @@ class Stream:
         with self._state:
             self._check_open()
             self._closed = True
-        return self._target
+        return self._socks[0]
 
     def __enter__(self) -> Stream:
         return self
@@ -199,10 +200,18 @@ class Stream:
         socket_io.receive_into(self._source, memoryview(buffer), deadline, self.peer)
         return bytes(buffer)
 
+    @property
+    def _target(self) -> tls.AnySocket:
+        return self._socks[-1]
+
+    @property
+    def _source(self) -> tls.AnySocket:
+        return self._socks[0]
+
     def _renew(self, deadline: Deadline) -> None:
         """Sends over a new connection from here on, where the keys are worn; what is received follows later."""
         old = self._target
-        if self._dial_again is None or old is not self._source or max(socket_io.carried(old)) < tls.RENEW_BYTES:
+        if self._dial_again is None or max(socket_io.carried(old)) < tls.RENEW_BYTES:
             return
         fields, sock = {"number": secrets.token_hex(16)}, self._dial_again(deadline)
         try:
@@ -219,18 +228,17 @@ class Stream:
             self._check_open()
             if self._lost_after_s is not None:
                 socket_io.lose_after(sock, self._lost_after_s)
-            self._target = sock
+            self._socks.append(sock)
 
     def _follow(self, message: frames.Message) -> None:
         """Receives from the new connection from here on: the other side has sent its last message on the old one."""
         if self.renewals is not None:
             frames.require(message.fields, {"number": str}, HAS_MOVED)
             self._answer_on(self.renewals.take(message.fields["number"]))
-        if self._target is self._source:
+        if len(self._socks) == 1:
             raise ProtocolError(f"Expected {self.peer} to go on over a new connection. Received: none.")
         with self._state:
-            self._source.close()
-            self._source = self._target
+            self._socks.popleft().close()
 
     def _answer_on(self, sock: tls.AnySocket | None) -> None:
         """Sends over a client's new connection from here on, as soon as no thread is in the middle of a message."""
@@ -306,14 +314,14 @@ class Stream:
         with self._state:
             if not self._closed:
                 self._closed = True
-                for sock in (self._target, self._source):
+                for sock in self._socks:
                     socket_io.shut_down(sock)
                 self._release()
 
     def _release(self) -> None:
         if self._closed and not self._users:
-            self._target.close()
-            self._source.close()
+            for sock in self._socks:
+                sock.close()
 
 
 def send_to_all(streams: Sequence[Stream], message: frames.Message, patience_s: float) -> None:
