@@ -47,6 +47,7 @@ import psutil
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 from process_tree import processes_of
+from spark_frames import partitioned_frame
 from strangers import listening_addresses
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ class Case:
         return 1 if "serverPlacement" in self.options else 2
 
     def frame(self, session: SparkSession) -> DataFrame:
-        """Returns rows in two partitions, kept in memory."""
+        """Returns rows in two partitions of the same length, kept in memory: all batches are full."""
         rng = np.random.default_rng(0)
         shape = (ROWS, FEATURES)
         if self.model is perceptron:
@@ -165,7 +166,8 @@ class Case:
         else:
             x, labels = rng.integers(0, 1000, shape).astype(np.float64), rng.normal(size=ROWS)
         rows = [(features.tolist(), float(label)) for features, label in zip(x, labels, strict=True)]
-        frame = session.createDataFrame(rows, "features array<double>, label double").repartition(2).cache()
+        halves = [rows[: ROWS // 2], rows[ROWS // 2 :]]
+        frame = partitioned_frame(session, halves, "features array<double>, label double").cache()
         frame.count()
         return frame
 
