@@ -340,7 +340,13 @@ def send_to_all(streams: Sequence[Stream], message: frames.Message, patience_s: 
 
 
 def connect(
-    address: Endpoint, token: bytes, context: str, deadline: Deadline, *, refused_s: float = math.inf
+    address: Endpoint,
+    token: bytes,
+    context: str,
+    deadline: Deadline,
+    *,
+    refused_s: float = math.inf,
+    renewable: bool = True,
 ) -> Stream:
     """Connects to a listener, and tries again until the deadline while nobody listens there yet.
 
@@ -350,6 +356,7 @@ def connect(
         context: What the connection is for; the listener must name the same.
         deadline: When the stream must be there.
         refused_s: See `dial`.
+        renewable: Whether an `elephant.net.server.Server` listens, with which a stream goes on when its keys are worn.
 
     Raises:
         AuthenticationError: The listener does not know the token or the context.
@@ -363,7 +370,7 @@ def connect(
     def dialled(deadline: Deadline, refused_s: float = _GONE_S) -> tls.AnySocket:
         return dial(address, token, lambda: client_handshake(token, context), deadline, refused_s=refused_s)
 
-    return Stream(dialled(deadline, refused_s), name_of(address), dial_again=dialled)
+    return Stream(dialled(deadline, refused_s), name_of(address), dial_again=dialled if renewable else None)
 
 
 class Listener:
