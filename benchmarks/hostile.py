@@ -2,20 +2,28 @@
 
 ::
 
-    python benchmarks/hostile.py                                       # both modes, five pairs: half an hour
-    python benchmarks/hostile.py --modes synchronous --pairs 2 --connections 2000
+    python benchmarks/hostile.py                                       # all fits, five pairs: one and a half hours
+    python benchmarks/hostile.py --fits synchronous tables --pairs 2 --connections 2000
 
-A fit of two workers on Spark executors of this machine runs alone, and then with strangers, pair by pair. Strangers are
-a process of their own, which connects to each port that the fit listens on: the driver's channel, the ranks' ports, and
-those of parameter servers. They say nothing, garbage, a byte now and then, half a handshake, a recorded proof, a proof
-of another token, or a frame of all lengths that there are; or they reset the connection
-(``tests/support/strangers.py``). Their connections are spread over the seconds of the fit that ran alone. Their work
-is on the same processors, so that the ratio of times is above that of strangers elsewhere.
+A fit on Spark executors of this machine runs alone, and then with strangers, pair by pair. Strangers are a process of
+their own, which connects to each port that the fit listens on: the driver's channel or that of the coordinator beside
+rank 0, the ranks' ports, those of their tables and of gossip, and those of parameter servers. They say nothing,
+garbage, a byte now and then, half a handshake, a recorded proof, a proof of another token, or a frame of all lengths
+that there are; or they reset the connection (``tests/support/strangers.py``). Their connections are spread over the
+seconds of the fit that ran alone. Their work is on the same processors, so that the ratio of times is above that of
+strangers elsewhere.
+
+* ``synchronous``: two workers.
+* ``asynchronous``: two workers, and servers beside the driver. It adds its pushes in another order each time.
+* ``gossip``: two workers that exchange weights. What a step adds is exact, and their halves of it are rounded.
+* ``tables``: two workers, each with a half of a ``ShardedEmbedding``.
+* ``coordinator``: two workers, and the coordinator beside rank 0.
+* ``servers``: one worker, and a server on an executor. What a step adds is exact, in any order.
 
 Prints one line of JSON per pair: seconds between the first step and the end of training, alone and with strangers; how
-many connections were made; how far the weights of both are apart (zero of a synchronous fit; an asynchronous one adds
-its pushes in another order each time); descriptors and memory (MB) of the driver, ranks and servers before the
-strangers, and at their end. Then a line per mode with the median of the ratios.
+many connections were made; how far the weights of both are apart (zero where neither order nor halves matter);
+descriptors and memory (MB) of the driver, ranks and servers before the strangers, and at their end. Then a line per fit
+with the median of the ratios.
 """
 
 from __future__ import annotations
@@ -29,6 +37,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,17 +47,18 @@ import psutil
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 from process_tree import processes_of
+from spark_frames import partitioned_frame
 from strangers import listening_addresses
 
 if TYPE_CHECKING:
     from keras import Model
     from keras.callbacks import Callback
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 _STRANGERS = Path(__file__).resolve().parent.parent / "tests" / "support" / "strangers.py"
 ROWS, FEATURES, BATCH = 8192, 64, 64
-# Of the two: a synchronous fit has the same bits again, an asynchronous one adds the same pushes in another order.
-MODES = ("synchronous", "asynchronous")
+_COORDINATOR = "spark.elephant.coordinator"
+_PROGRAMS = ("rank", "parameter_server", "driver.coordinator_process")
 
 
 @dataclass
@@ -96,31 +106,96 @@ def telling_of_steps(folder: str) -> Callback:
     return Steps()
 
 
-def model() -> Model:
-    """Returns a perceptron whose step takes some milliseconds."""
+def perceptron() -> Model:
+    """Returns a model whose step takes some milliseconds."""
     import keras
 
     keras.utils.set_random_seed(0)
     layers = [keras.layers.Input((FEATURES,)), keras.layers.Dense(512, "relu"), keras.layers.Dense(1)]
-    perceptron = keras.Sequential(layers)
-    perceptron.compile(keras.optimizers.SGD(0.001), "mse")
-    return perceptron
+    model = keras.Sequential(layers)
+    model.compile(keras.optimizers.SGD(0.001), "mse")
+    return model
 
 
-def fit(frame: DataFrame, mode: str, epochs: int, connections: int, spread_s: float) -> Outcome:
-    """Fits, and has strangers come as soon as both workers have made a step; none where there are to be none."""
+def counting() -> Model:
+    """Returns a model whose weights are exact sums, as of `tests/support/counting_model.py`."""
+    import keras
+
+    layers = [keras.layers.Input((FEATURES,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")]
+    model = keras.Sequential(layers)
+    model.compile(keras.optimizers.SGD(0.25), "mae")
+    return model
+
+
+def with_table() -> Model:
+    """Returns a model that looks rows of a table up."""
+    import keras
+
+    from elephant import ShardedEmbedding
+
+    keras.utils.set_random_seed(0)
+    ids = keras.Input((FEATURES,))
+    rows = ShardedEmbedding(1000, 16, name="rows")(ids)
+    model = keras.Model(ids, keras.layers.Dense(1)(keras.layers.GlobalAveragePooling1D()(rows)))
+    model.compile(keras.optimizers.SGD(0.01), "mse")
+    return model
+
+
+@dataclass(frozen=True)
+class Case:
+    """One fit: its model, options and setting, and the rows that its model learns of."""
+
+    model: Callable[[], Model]
+    options: dict[str, Any] = field(default_factory=dict)
+    coordinator: str = "driver"
+
+    @property
+    def workers(self) -> int:
+        """How many train: a server on an executor takes the place of one."""
+        return 1 if "serverPlacement" in self.options else 2
+
+    def frame(self, session: SparkSession) -> DataFrame:
+        """Returns rows in two partitions of the same length, kept in memory: all batches are full."""
+        rng = np.random.default_rng(0)
+        shape = (ROWS, FEATURES)
+        if self.model is perceptron:
+            x = rng.normal(size=shape)
+            labels = x[:, :4].sum(axis=1)
+        elif self.model is counting:
+            x, labels = rng.integers(-8, 9, shape).astype(np.float64), np.full(ROWS, -1e9)
+        else:
+            x, labels = rng.integers(0, 1000, shape).astype(np.float64), rng.normal(size=ROWS)
+        rows = [(features.tolist(), float(label)) for features, label in zip(x, labels, strict=True)]
+        halves = [rows[: ROWS // 2], rows[ROWS // 2 :]]
+        frame = partitioned_frame(session, halves, "features array<double>, label double").cache()
+        frame.count()
+        return frame
+
+
+CASES = {
+    "synchronous": Case(perceptron),
+    "asynchronous": Case(perceptron, {"mode": "asynchronous"}),
+    "gossip": Case(counting, {"mode": "gossip"}),
+    "tables": Case(with_table),
+    "coordinator": Case(perceptron, coordinator="executors"),
+    "servers": Case(counting, {"mode": "asynchronous", "serverPlacement": "executors"}),
+}
+
+
+def fit(frame: DataFrame, case: Case, epochs: int, connections: int, spread_s: float) -> Outcome:
+    """Fits, and has strangers come as soon as all workers have made a step; none where there are to be none."""
     from elephant import KerasEstimator
 
     outcome, known = Outcome(), set(listening_addresses([os.getpid()]))
     ended = threading.Event()
     with tempfile.TemporaryDirectory() as folder:
-        arguments = (outcome, Path(folder), known, ended, connections, spread_s)
+        arguments = (outcome, Path(folder), case.workers, known, ended, connections, spread_s)
         watcher = threading.Thread(target=_watch, args=arguments, name="watch")
         watcher.start()
         try:
             fitted = KerasEstimator(
-                model=model(), numWorkers=2, mode=mode, epochs=epochs, batchSize=BATCH, verbose=0, seed=1,
-                callbacks=[telling_of_steps(folder)],
+                model=case.model(), numWorkers=case.workers, epochs=epochs, batchSize=BATCH, verbose=0, seed=1,
+                callbacks=[telling_of_steps(folder)], **case.options,
             ).fit(frame)  # fmt: skip
         finally:
             ended.set()
@@ -133,12 +208,18 @@ def fit(frame: DataFrame, mode: str, epochs: int, connections: int, spread_s: fl
 
 
 def _watch(
-    outcome: Outcome, folder: Path, known: set[Any], ended: threading.Event, connections: int, spread_s: float
+    outcome: Outcome,
+    folder: Path,
+    workers: int,
+    known: set[Any],
+    ended: threading.Event,
+    connections: int,
+    spread_s: float,
 ) -> None:
-    while len(list(folder.iterdir())) < 2 and not ended.wait(0.02):
+    while len(list(folder.iterdir())) < workers and not ended.wait(0.02):
         pass
     processes = {"driver": psutil.Process()}
-    for name in ("rank", "parameter_server"):
+    for name in _PROGRAMS:
         for place, process in enumerate(processes_of(f"elephant.{name}")):
             processes[f"{name} {place}"] = process
     addresses = sorted(set(listening_addresses([one.pid for one in processes.values()])) - known)
@@ -165,7 +246,7 @@ def _watch(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
+    parser.add_argument("--fits", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--connections", type=int, default=10_000, help="of strangers, to each port")
     parser.add_argument("--epochs", type=int, default=150)
@@ -173,24 +254,21 @@ def main() -> None:
     from elephant.cluster.local import local_session
 
     session = local_session(2, conf={"spark.sql.shuffle.partitions": "2"})
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(ROWS, FEATURES))
-    rows = [(features.tolist(), float(features[:4].sum())) for features in x]
-    frame = session.createDataFrame(rows, "features array<double>, label double").repartition(2).cache()
-    frame.count()
-    fit(frame, "synchronous", 1, 0, 0.0)
-    for mode in options.modes:
-        ratios = []
+    for name in options.fits:
+        case, ratios = CASES[name], []
+        frame = case.frame(session)
+        session.conf.set(_COORDINATOR, case.coordinator)
+        fit(frame, case, 1, 0, 0.0)
         for pair in range(options.pairs):
-            alone = fit(frame, mode, options.epochs, 0, 0.0)
-            attacked = fit(frame, mode, options.epochs, options.connections, 0.8 * alone.seconds)
+            alone = fit(frame, case, options.epochs, 0, 0.0)
+            attacked = fit(frame, case, options.epochs, options.connections, 0.8 * alone.seconds)
             ratios.append(attacked.seconds / alone.seconds)
             apart = max(float(np.abs(a - b).max()) for a, b in zip(alone.weights, attacked.weights, strict=True))
-            told = {name: value for name, value in asdict(attacked).items() if name not in ("weights", "seconds")}
+            told = {key: value for key, value in asdict(attacked).items() if key not in ("weights", "seconds")}
             times = {"alone_s": round(alone.seconds, 2), "hostile_s": round(attacked.seconds, 2)}
-            line = {"mode": mode, "pair": pair, **times, "ratio": round(ratios[-1], 3), "weights_apart": apart, **told}
+            line = {"fit": name, "pair": pair, **times, "ratio": round(ratios[-1], 3), "weights_apart": apart, **told}
             print(json.dumps(line), flush=True)
-        print(json.dumps({"mode": mode, "median_ratio": round(statistics.median(ratios), 3)}), flush=True)
+        print(json.dumps({"fit": name, "median_ratio": round(statistics.median(ratios), 3)}), flush=True)
     session.stop()
 
 

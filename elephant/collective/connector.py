@@ -255,7 +255,7 @@ def call(
         DeadlineExceededError: Nobody was there in time.
         PeerLostError: Nobody is there any more.
     """
-    stream = connect(endpoint, token, context_of(run_id), deadline, refused_s=refused_s)
+    stream = connect(endpoint, token, context_of(run_id), deadline, refused_s=refused_s, renewable=False)
     try:
         stream.send(own_hello.to_message(), deadline)
         answer = PeerHello.of(stream.receive(deadline, _LIMITS))

@@ -10,6 +10,7 @@ from elephant.errors import DeadlineExceededError, NetworkError
 from elephant.net.addresses import Address, name_of
 from elephant.net.deadline import Deadline
 from elephant.net.descriptors import allow_descriptors
+from elephant.net.renewal import Renewals
 from elephant.net.stream import Listener, Stream
 
 logger = logging.getLogger(__name__)
@@ -23,6 +24,7 @@ class Server:
     Args:
         token: The job's random token, 16 bytes or more.
         context: What the connections are for; clients must name the same.
+        on_connect: Serves one client. It receives first: connections over which others go on end there.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Server:
         self._closed = False
         self._state = threading.Lock()
         self._streams: dict[threading.Thread, Stream] = {}
+        self._renewals = Renewals()
         self._address = listener.address
         self._acceptor = threading.Thread(
             target=self._accept_all, args=(token, context), name=f"{name}-accept", daemon=True
@@ -64,6 +67,7 @@ class Server:
             self._closed = True
             streams = dict(self._streams)
         self._listener.close()
+        self._renewals.close()
         for stream in streams.values():
             stream.abort()
         threads = [thread for thread in (self._acceptor, *streams) if thread is not threading.current_thread()]
@@ -98,6 +102,7 @@ class Server:
 
     def _start(self, stream: Stream) -> None:
         allow_descriptors(2 * len(self._streams))
+        stream.renewals = self._renewals
         thread = threading.Thread(target=self._serve, args=(stream,), name=f"{self._name}-{stream.peer}", daemon=True)
         with self._state:
             if not self._closed:

@@ -1,7 +1,8 @@
 """Authenticated streams of messages: listening, connecting, and connecting again.
 
 ``connect`` and ``Listener.accept`` are the two ways to a ``Stream``; both return only
-after the other side has proved that it knows the token.
+after the other side has proved that it knows the token. An encrypted stream goes on over a new connection
+before the keys of its first one are worn; see `elephant.net.renewal`.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
+import secrets
 import select
 import socket
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
@@ -30,6 +33,7 @@ from elephant.net import frames, socket_io, tls
 from elephant.net.addresses import Address, Endpoint, Ports, listening_socket, name_of
 from elephant.net.deadline import Deadline
 from elephant.net.handshake import Admissions, Handshake, check_token, client_handshake, perform
+from elephant.net.renewal import GOES_ON, HAS_MOVED, MOVED_WITHIN_S, Renewals
 
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 # How long others of this process may take to close some, and how often to look.
@@ -40,6 +44,8 @@ _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 0.5
 _ATTEMPT_S = 10.0
+# A listener that was there, and refuses for so long, is gone.
+_GONE_S = 1.0
 _TEMPORARY = frozenset({
     errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE, errno.ETIMEDOUT,
     errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno.EAGAIN, socket.EAI_AGAIN,
@@ -51,11 +57,25 @@ class Stream:
 
     An error in the middle of a message aborts the stream, because its place in the
     conversation is lost; a deadline that passes before a message begins does not.
+
+    Args:
+        sock: Connected, authenticated; owned from here on.
+        dial_again: Connects to the same listener again, for a stream that is to go on when its keys are worn.
+
+    Attributes:
+        renewals: New connections of the server whose stream this is; None of a client's.
     """
 
-    def __init__(self, sock: tls.AnySocket, peer: str) -> None:
+    renewals: Renewals | None = None
+
+    def __init__(
+        self, sock: tls.AnySocket, peer: str, *, dial_again: Callable[[Deadline], tls.AnySocket] | None = None
+    ) -> None:
         self.peer = peer
-        self._sock = sock
+        # It receives from the first and sends to the last; there are several only while it goes on over another one.
+        self._socks = deque([sock])
+        self._dial_again = dial_again
+        self._lost_after_s: float | None = None
         self._sending = threading.Lock()
         self._receiving = threading.Lock()
         self._state = threading.RLock()
@@ -73,7 +93,8 @@ class Stream:
         """
         buffers = frames.encode(message)
         with self._in_use(self._sending, deadline), self._aborted_on_error():
-            socket_io.send_all(self._sock, buffers, deadline, self.peer)
+            self._renew(deadline)
+            socket_io.send_all(self._target, buffers, deadline, self.peer)
 
     def send_frame(self, frame: Sequence[bytes | memoryview], patience_s: float) -> None:
         """Sends a message that has been encoded, for as long as the peer goes on taking it.
@@ -84,7 +105,7 @@ class Stream:
         """
         began = Deadline(patience_s, f"Sending to {self.peer}")
         with self._in_use(self._sending, began), self._aborted_on_error():
-            socket_io.SocketIO(self._sock, self.peer).send(frame, lambda: patience_s)
+            socket_io.SocketIO(self._target, self.peer).send(frame, lambda: patience_s)
 
     def receive(
         self, deadline: Deadline, limits: frames.Limits | None = None, *, whole_within_s: float | None = None
@@ -102,12 +123,20 @@ class Stream:
             DeadlineExceededError: The message was not there in time.
         """
         with self._in_use(self._receiving, deadline):
-            socket_io.wait(self._sock, select.POLLIN, deadline)
-            deadline.remaining()
-            if whole_within_s is not None:
-                deadline = Deadline(whole_within_s, f"Receiving a message from {self.peer}")
-            with self._aborted_on_error():
-                return self._receive_frame(deadline, limits or frames.Limits())
+            while True:
+                socket_io.wait(self._source, select.POLLIN, deadline)
+                deadline.remaining()
+                whole = deadline
+                if whole_within_s is not None:
+                    whole = Deadline(whole_within_s, f"Receiving a message from {self.peer}")
+                with self._aborted_on_error():
+                    message = self._receive_frame(whole, limits or frames.Limits())
+                    if message.kind != HAS_MOVED:
+                        break
+                    self._follow(message)
+        if message.kind == GOES_ON:
+            self._give_away(message)
+        return message
 
     def lose_after(self, seconds: float) -> None:
         """Loses the peer when its host does not confirm for so long what was sent to it, as over a link that is cut.
@@ -116,7 +145,9 @@ class Stream:
         """
         with self._state:
             self._check_open()
-            socket_io.lose_after(self._sock, seconds)
+            self._lost_after_s = seconds
+            for sock in self._socks:
+                socket_io.lose_after(sock, seconds)
 
     def close(self) -> None:
         """Ends the stream after what was sent; a receiver on the other side sees a PeerLostError.
@@ -130,16 +161,19 @@ class Stream:
 
     def abort(self) -> None:
         """Ends the stream at once; a thread that waits on it, on either side, gets a PeerLostError."""
-        with contextlib.suppress(OSError):
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
-        self._end()
+        with self._state:
+            # One that was detached is another's.
+            for sock in () if self._closed else self._socks:
+                with contextlib.suppress(OSError):
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+            self._end()
 
     def detach(self) -> tls.AnySocket:
         """Returns the authenticated, non-blocking socket and gives up its ownership; the stream is closed then."""
         with self._state:
             self._check_open()
             self._closed = True
-        return self._sock
+        return self._socks[0]
 
     def __enter__(self) -> Stream:
         return self
@@ -157,14 +191,81 @@ class Stream:
         manifest = frames.decode_manifest(self._read(header.manifest_bytes, deadline), header, limits)
         arrays = manifest.empty_arrays()
         for array in arrays:
-            socket_io.receive_into(self._sock, frames.raw_view(array), deadline, self.peer)
+            socket_io.receive_into(self._source, frames.raw_view(array), deadline, self.peer)
         frames.check_values(arrays)
         return frames.Message(manifest.kind, manifest.fields, arrays)
 
     def _read(self, count: int, deadline: Deadline) -> bytes:
         buffer = bytearray(count)
-        socket_io.receive_into(self._sock, memoryview(buffer), deadline, self.peer)
+        socket_io.receive_into(self._source, memoryview(buffer), deadline, self.peer)
         return bytes(buffer)
+
+    @property
+    def _target(self) -> tls.AnySocket:
+        return self._socks[-1]
+
+    @property
+    def _source(self) -> tls.AnySocket:
+        return self._socks[0]
+
+    def _renew(self, deadline: Deadline) -> None:
+        """Sends over a new connection from here on, where the keys are worn; what is received follows later."""
+        old = self._target
+        if self._dial_again is None or max(socket_io.carried(old)) < tls.RENEW_BYTES:
+            return
+        fields, sock = {"number": secrets.token_hex(16)}, self._dial_again(deadline)
+        try:
+            socket_io.send_all(sock, frames.encode(frames.Message(GOES_ON, fields)), deadline, self.peer)
+            # Before the other side can answer the last message on the old one.
+            self._send_to(sock)
+        except BaseException:
+            sock.close()
+            raise
+        socket_io.send_all(old, frames.encode(frames.Message(HAS_MOVED, fields)), deadline, self.peer)
+
+    def _send_to(self, sock: tls.AnySocket) -> None:
+        with self._state:
+            self._check_open()
+            if self._lost_after_s is not None:
+                socket_io.lose_after(sock, self._lost_after_s)
+            self._socks.append(sock)
+
+    def _follow(self, message: frames.Message) -> None:
+        """Receives from the new connection from here on: the other side has sent its last message on the old one."""
+        if self.renewals is not None:
+            frames.require(message.fields, {"number": str}, HAS_MOVED)
+            self._answer_on(self.renewals.take(message.fields["number"]))
+        if len(self._socks) == 1:
+            raise ProtocolError(f"Expected {self.peer} to go on over a new connection. Received: none.")
+        with self._state:
+            self._socks.popleft().close()
+
+    def _answer_on(self, sock: tls.AnySocket | None) -> None:
+        """Sends over a client's new connection from here on, as soon as no thread is in the middle of a message."""
+        if sock is None:
+            return
+        deadline = Deadline(MOVED_WITHIN_S, f"Going on with {self.peer}")
+        try:
+            with self._in_use(self._sending, deadline):
+                # A client that has closed meanwhile does not need it, and what it has sent last is on the new one.
+                with contextlib.suppress(PeerLostError):
+                    last = frames.encode(frames.Message(HAS_MOVED))
+                    socket_io.send_all(self._target, last, deadline, self.peer)
+                self._send_to(sock)
+        except BaseException:
+            sock.close()
+            raise
+
+    def _give_away(self, message: frames.Message) -> None:
+        """Lets the stream have this connection that it goes on over; this stream itself is over."""
+        if self.renewals is None:
+            self.abort()
+            raise ProtocolError(f"Expected a message of {self.peer}. Received: {message.kind!r}.")
+        frames.require(message.fields, {"number": str}, GOES_ON)
+        sock = self.detach()
+        if not self.renewals.give(message.fields["number"], sock):
+            sock.close()
+        raise PeerLostError(f"{self.peer} goes on with another stream.")
 
     @contextlib.contextmanager
     def _in_use(self, direction: threading.Lock, deadline: Deadline) -> Iterator[None]:
@@ -206,19 +307,21 @@ class Stream:
         waste = memoryview(bytearray(1 << 16))
         with contextlib.suppress(NetworkError):
             for _ in range(16):
-                if socket_io.receive_some(self._sock, waste, self.peer) is None:
+                if socket_io.receive_some(self._source, waste, self.peer) is None:
                     break
 
     def _end(self) -> None:
         with self._state:
             if not self._closed:
                 self._closed = True
-                socket_io.shut_down(self._sock)
+                for sock in self._socks:
+                    socket_io.shut_down(sock)
                 self._release()
 
     def _release(self) -> None:
         if self._closed and not self._users:
-            self._sock.close()
+            for sock in self._socks:
+                sock.close()
 
 
 def send_to_all(streams: Sequence[Stream], message: frames.Message, patience_s: float) -> None:
@@ -237,7 +340,13 @@ def send_to_all(streams: Sequence[Stream], message: frames.Message, patience_s: 
 
 
 def connect(
-    address: Endpoint, token: bytes, context: str, deadline: Deadline, *, refused_s: float = math.inf
+    address: Endpoint,
+    token: bytes,
+    context: str,
+    deadline: Deadline,
+    *,
+    refused_s: float = math.inf,
+    renewable: bool = True,
 ) -> Stream:
     """Connects to a listener, and tries again until the deadline while nobody listens there yet.
 
@@ -247,6 +356,7 @@ def connect(
         context: What the connection is for; the listener must name the same.
         deadline: When the stream must be there.
         refused_s: See `dial`.
+        renewable: Whether an `elephant.net.server.Server` listens, with which a stream goes on when its keys are worn.
 
     Raises:
         AuthenticationError: The listener does not know the token or the context.
@@ -256,8 +366,11 @@ def connect(
         NetworkError: The address cannot be used, such as an unknown host name.
     """
     check_token(token)
-    sock = dial(address, token, lambda: client_handshake(token, context), deadline, refused_s=refused_s)
-    return Stream(sock, name_of(address))
+
+    def dialled(deadline: Deadline, refused_s: float = _GONE_S) -> tls.AnySocket:
+        return dial(address, token, lambda: client_handshake(token, context), deadline, refused_s=refused_s)
+
+    return Stream(dialled(deadline, refused_s), name_of(address), dial_again=dialled if renewable else None)
 
 
 class Listener:

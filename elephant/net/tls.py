@@ -30,7 +30,8 @@ _IDENTITY = b"\nelephant/tls/1\n"
 _PIECE_BYTES = 1 << 17
 _RECORD_BYTES = 1 << 14
 # AES-GCM is to encrypt no more than 2**24.5 full records by one key (RFC 8446, section 5.5), and Python has no call
-# that renews keys. Connections between ranks are made again after half of that, between two operations.
+# that renews keys. Connections are made again after half of that, between two operations or messages: those of streams
+# by `elephant.net.renewal`, others by their owners.
 RENEW_BYTES = 1 << 37
 _MOST_BYTES = 1 << 38
 # A certificate that is never too young or too old: clocks of hosts differ, and the run ends before its key gets old.

@@ -19,6 +19,7 @@ from elephant.gossip.peers import CHOICES
 from elephant.gossip.weights import WEIGHTS
 from elephant.monitor import events
 from elephant.monitor.channel import Channel
+from elephant.net import renewal
 from elephant.net.deadline import Deadline
 from elephant.net.frames import Message
 from elephant.net.stream import Listener, Stream, connect
@@ -37,6 +38,19 @@ LAYOUT = Layout([("kernel", (4, 3)), ("bias", (3,))])
 ENDED_S = 20.0
 # Of a server that waits for a peer within a message, or for others.
 STALL_S = 0.2
+
+
+# What clients say of connections that they make again: here nobody has made one, or nobody takes it.
+MOVES = [Message(renewal.GOES_ON, {"number": "1"}), Message(renewal.HAS_MOVED, {"number": "1"})]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_moves():
+    """Has servers wait for connections that go on for others no longer than these tests can."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(renewal, "_THERE_WITHIN_S", STALL_S)
+        patched.setattr(renewal, "MOVED_WITHIN_S", STALL_S)
+        yield
 
 
 def speak(address, context, messages):
@@ -182,6 +196,7 @@ TABLE_MESSAGES = [
     Message(READ, {"table": 0, "round": 0, "name": ROWS, "first": 1, "count": 3}),
     Message(READ, {"table": 2, "round": 1, "name": ROWS, "first": 0, "count": 2**62}),
     Message(BYE),
+    *MOVES,
 ]
 
 
@@ -262,7 +277,8 @@ def test_part_server_when_peers_say_anything_then_it_answers_or_hangs_up_and_kee
 def gossip_messages():
     fields = {"partition": 1, "attempt": 0, "share": 1.0}
     arrays = (np.ones(3, np.float32), np.zeros(2, np.int64))
-    return [Message("Offer", fields, arrays), Message("Confirm"), Message("Read"), Message("Reply", fields, arrays)]
+    offers = [Message("Offer", fields, arrays), Message("Confirm"), Message("Read"), Message("Reply", fields, arrays)]
+    return [*offers, *MOVES]
 
 
 @pytest.mark.parametrize("algorithm", sorted(WEIGHTS))
@@ -285,7 +301,8 @@ def test_gossip_node_when_peers_say_anything_then_it_hangs_up_and_keeps_finite_w
 
 @given(
     said=st.lists(
-        st.lists(st.sampled_from(EVENTS).map(events.to_message).flatmap(mutated_message), max_size=5), max_size=3
+        st.lists(st.sampled_from([*map(events.to_message, EVENTS), *MOVES]).flatmap(mutated_message), max_size=5),
+        max_size=3,
     ),
     begins_again=st.booleans(),
 )

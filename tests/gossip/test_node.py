@@ -16,6 +16,7 @@ from elephant.gossip.exchange import Refusal
 from elephant.gossip.node import GossipNode, read_model
 from elephant.gossip.peers import CHOICES
 from elephant.gossip.weights import WEIGHTS
+from elephant.net import stream, tls
 from elephant.net.deadline import Deadline
 from elephant.net.frames import Message
 from elephant.net.stream import Listener, connect
@@ -137,6 +138,33 @@ def test_nodes_when_one_is_killed_then_the_others_go_on_and_lack_no_more_than_it
     assert lived * steps * MOVES[algorithm] * 0.8 < mean < WORKERS * most
     assert share == pytest.approx(lived, abs=1.0) and all(np.isfinite(held.values).all() for held, *_ in results)
     assert all(waited_s < 6 for _, _, _, waited_s in results)
+
+
+@pytest.mark.parametrize("algorithm", sorted(WEIGHTS))
+def test_nodes_when_keys_are_worn_then_connections_are_made_again_and_no_exchange_is_lost_or_doubled(
+    algorithm, monkeypatch
+):
+    """With a limit of one byte, before every message to a peer that is asked."""
+    steps, dialled, dial = 40, multiprocessing.get_context("fork").Value("i"), stream.dial
+
+    def counted(*args, **options):
+        with dialled.get_lock():
+            dialled.value += 1
+        return dial(*args, **options)
+
+    # Workers are forked, and have these.
+    monkeypatch.setattr(tls, "RENEW_BYTES", 1)
+    monkeypatch.setattr(stream, "dial", counted)
+    monkeypatch.setitem(globals(), "TOKEN", tls.new_token(encryption=True))
+    with workers(algorithm, steps) as (pipes, _):
+        results = [result_of(pipe) for pipe in pipes]
+    mean, spread, share = total(results)
+    assert mean == pytest.approx(WORKERS * steps * MOVES[algorithm] + sum(range(WORKERS)), rel=1e-4)
+    assert spread < 0.05 and share == pytest.approx(WORKERS)
+    exchanges = sum(exchanges for _, exchanges, _, _ in results)
+    assert exchanges > WORKERS * steps / 4
+    # An offer and a confirmation each.
+    assert dialled.value >= exchanges
 
 
 def test_node_when_its_weights_are_read_then_they_are_those_to_train_with_its_steps_and_statistics():

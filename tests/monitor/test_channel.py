@@ -19,6 +19,8 @@ from elephant.data.schema import RowSpec, TensorSpec
 from elephant.errors import AuthenticationError, ClusterError, NetworkError, PeerLostError, ProtocolError
 from elephant.monitor.channel import Channel, ChannelClient
 from elephant.monitor.events import (
+    CallbacksDone,
+    CallbacksDue,
     EpochEnded,
     EpochPart,
     Finished,
@@ -33,9 +35,11 @@ from elephant.monitor.events import (
     from_message,
     to_message,
 )
+from elephant.net import stream, tls
 from elephant.net.deadline import Deadline
 from elephant.net.frames import Message
 from elephant.net.stream import connect
+from elephant.net.tls import new_token
 
 TOKEN = secrets.token_bytes(32)
 
@@ -116,6 +120,49 @@ def test_state_when_it_is_large_then_comes_in_parts_and_whole_before_what_a_rank
     assert saved.joined(pieces[:-1]) is None
     for whole, array in zip(saved.joined(pieces), arrays.values(), strict=True):
         np.testing.assert_array_equal(whole, array)
+
+
+def test_channel_when_keys_are_worn_then_states_and_answers_come_whole_over_new_connections(monkeypatch):
+    """With a limit of one byte, before every event: a rank sends, beats and is answered meanwhile."""
+    dialled, dial, token, epochs = [], stream.dial, new_token(encryption=True), 5
+    monkeypatch.setattr(tls, "RENEW_BYTES", 1)
+    monkeypatch.setattr(stream, "dial", lambda *args, **options: dialled.append(args) or dial(*args, **options))
+    timeouts = Timeouts(connect_s=5, heartbeat_s=1.0)
+    values = np.random.default_rng(0).normal(size=(epochs, 400_000))
+    due = CallbacksDue(
+        rank=0, epoch=0, steps=1, logs={}, stopped=False, learning_rate=None, iterations=0, rows={}, row_shapes={}
+    )
+    answered = threading.Event()
+    with Channel(bind_host="127.0.0.1", token=token, run_id="run", timeouts=timeouts) as channel:
+
+        def told():
+            with client_of(channel, token=token, timeouts=timeouts) as client:
+                client.send(replace(EVENTS[0], rank=0))
+                for epoch in range(epochs):
+                    client.keep(FitState(epochs=epoch, arrays={"model/0": values[epoch]}))
+                    client.send(replace(due, epoch=epoch, arrays=[values[epoch]]))
+                    done = client.await_callbacks(10.0)
+                    np.testing.assert_array_equal(done.arrays[0], values[epoch] + 1)
+                    client.epoch(epoch, {"loss": float(epoch)})
+                answered.set()
+
+        telling = threading.Thread(target=told)
+        telling.start()
+        events = []
+        while not events or not isinstance(events[-1], Finished):
+            events.append(channel.next_event(10.0))
+            assert events[-1] is not None, events
+            if isinstance(events[-1], CallbacksDue):
+                channel.answer(CallbacksDone(rank=0, stop=False, logs={}, arrays=[events[-1].arrays[0] + 1]))
+        telling.join(20)
+    assert answered.is_set()
+    assert [event.epoch for event in events if isinstance(event, EpochEnded)] == [*range(epochs)]
+    pieces = [piece for event in events if isinstance(event, StateArrays) for piece in event.arrays]
+    np.testing.assert_array_equal(np.concatenate(pieces), values.reshape(-1))
+    # No connection that went on over another one was taken for a rank that is lost.
+    kinds = {type(event).__name__ for event in events}
+    assert kinds == {"Started", "StateSaved", "StateArrays", "CallbacksDue", "EpochEnded", "Finished"}
+    assert len(dialled) > epochs
 
 
 def test_state_when_the_driver_has_its_frozen_weights_then_comes_without_them_and_with_those_that_have_changed(channel):

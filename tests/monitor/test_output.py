@@ -13,6 +13,8 @@ from elephant.config import Timeouts
 from elephant.monitor.channel import Channel
 from elephant.monitor.events import Printed
 from elephant.monitor.log_stream import BURST_LINES, OutputStream, TokenBucket
+from elephant.net import stream, tls
+from elephant.net.tls import new_token
 
 TOKEN = secrets.token_bytes(32)
 
@@ -45,6 +47,25 @@ def test_lines_when_the_stream_closes_then_all_have_arrived_in_order(channel):
     events = heard(channel)
     assert {(type(event), event.rank, event.host) for event in events} == {(Printed, 1, "h")}
     assert [line for event in events for line in event.lines] == lines
+
+
+def test_lines_when_keys_are_worn_then_all_arrive_once_over_new_connections(monkeypatch):
+    """With a limit of one byte, before each message."""
+    token, dialled, dial = new_token(encryption=True), [], stream.dial
+    monkeypatch.setattr(tls, "RENEW_BYTES", 1)
+    monkeypatch.setattr(stream, "dial", lambda *args, **options: dialled.append(args) or dial(*args, **options))
+    with Channel(bind_host="127.0.0.1", token=token, run_id="run", timeouts=Timeouts(heartbeat_s=0.5)) as channel:
+        output = OutputStream(
+            ("127.0.0.1", channel.port), token=token, run_id="run", rank=1, host="h", timeouts=Timeouts()
+        )
+        events = []
+        for number in range(4):
+            output.add(f"line {number}")
+            events.append(channel.next_event(10.0))
+        output.close()
+        events += heard(channel)
+    assert [event.lines for event in events] == [[f"line {number}"] for number in range(4)]
+    assert len(dialled) >= 4
 
 
 def test_lines_when_they_are_too_many_then_are_counted(channel):

@@ -733,8 +733,8 @@ FAULTS = (
     Fault(
         name="message-begun-has-no-deadline",
         file="elephant/net/stream.py",
-        old="deadline = Deadline(whole_within_s,",
-        new="deadline = Deadline(60.0,",
+        old="whole = Deadline(whole_within_s,",
+        new="whole = Deadline(60.0,",
         breaks="Half a message whose rest comes too late is taken all the same.",
         tests=(f"{_NET}/test_stream.py",),
     ),
@@ -767,8 +767,8 @@ FAULTS = (
     Fault(
         name="descriptor-left-by-stream",
         file="elephant/net/stream.py",
-        old="        if self._closed and not self._users:\n            self._sock.close()",
-        new="        if self._closed and self._users:\n            self._sock.close()",
+        old="        if self._closed and not self._users:\n            for sock in",
+        new="        if self._closed and self._users:\n            for sock in",
         breaks="Closed streams keep their descriptors.",
         tests=(f"{_NET}/test_stream.py",),
     ),
@@ -1347,6 +1347,22 @@ FAULTS = (
         new="return False",
         breaks="A message that came with the one before it lies there until another one comes.",
         tests=(f"{_NET}/test_tls.py",),
+    ),
+    Fault(
+        name="stream-moved-in-the-middle-of-a-message",
+        file="elephant/net/stream.py",
+        old="            with self._in_use(self._sending, deadline):\n                # A",
+        new="            with contextlib.nullcontext():\n                # A client",
+        breaks="A message that the driver is sending is cut in two when the connection is made again.",
+        tests=(f"{_NET}/test_renewal.py",),
+    ),
+    Fault(
+        name="keys-worn-and-kept",
+        file="elephant/net/stream.py",
+        old="max(socket_io.carried(old)) < tls.RENEW_BYTES",
+        new="max(socket_io.carried(old)) < 2**70",
+        breaks="A connection of tables, of gossip or to the driver encrypts more by one key than that is good for.",
+        tests=(f"{_NET}/test_renewal.py",),
     ),
     # Transform
     Fault(

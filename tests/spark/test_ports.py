@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import psutil
 import pytest
+from process_tree import processes_of
 from spark_frames import partitioned_frame, split_rows
 
 import elephant
@@ -20,6 +21,7 @@ DATA = {
     "label": np.zeros(31, "float32"),
 }
 COUNT = 20
+PROGRAMS = ("elephant.parameter_server", "elephant.driver.coordinator_process")
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +60,15 @@ def listening(process):
 
 
 class Watched:
-    """Ports that this process, and the servers beside it, listen on within a ``with`` block."""
+    """Ports that this process, servers and a coordinator of its fits listen on within a ``with`` block.
+
+    Attributes:
+        found: All of them.
+        found_by: Those of each program.
+    """
 
     def __enter__(self):
-        self.before, self.found = listening(psutil.Process()), set()
+        self.before, self.found_by = listening(psutil.Process()), dict.fromkeys(("here", *PROGRAMS), frozenset())
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
         self._thread.start()
@@ -69,21 +76,18 @@ class Watched:
 
     def _look(self):
         own = psutil.Process()
-        while not self._ended.wait(0.02):
-            servers = [one for one in own.children() if "elephant.parameter_server" in _command(one)]
-            for process in (own, *servers):
-                self.found |= listening(process) - self.before
+        while not self._ended.wait(0.05):
+            processes = {"here": [own], **{name: processes_of(name) for name in PROGRAMS}}
+            for name, found in processes.items():
+                self.found_by[name] |= set().union(*map(listening, found)) - self.before
 
     def __exit__(self, *_):
         self._ended.set()
         self._thread.join()
 
-
-def _command(process):
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""
+    @property
+    def found(self):
+        return set().union(*self.found_by.values())
 
 
 class Ports(keras.callbacks.Callback):
@@ -111,19 +115,37 @@ def estimator_of(**options):
     return KerasEstimator(model_of(), **{"numWorkers": 2, "epochs": 1, "batchSize": 8, "verbose": 0, **options})
 
 
-MODES = {"synchronous": {}, "asynchronous": {"mode": "asynchronous", "parameterServers": 2}}
+MODES = {
+    "synchronous": {},
+    "asynchronous": {"mode": "asynchronous", "parameterServers": 2},
+    "servers on executors": {"mode": "asynchronous", "serverPlacement": "executors", "numWorkers": 1},
+    "rank 0 hosts": {"mode": "asynchronous", "numWorkers": 1},
+}
+# Programs besides the driver that listen; ranks say themselves on which ports.
+LISTENING = {
+    "synchronous": {"here"},
+    "asynchronous": {"here", "elephant.parameter_server"},
+    "servers on executors": {"here", "elephant.parameter_server"},
+    "rank 0 hosts": {"elephant.driver.coordinator_process", "elephant.parameter_server"},
+}
 
 
 @pytest.mark.slow("a fit of each mode; the test below has a run")
 @pytest.mark.usefixtures("by_value")
 @pytest.mark.parametrize("mode", MODES)
-def test_fit_when_it_may_listen_on_some_ports_then_all_of_its_processes_take_those(frame, ports, tmp_path, mode):
-    with Watched() as watched:
-        estimator_of(ports=ports, callbacks=[Ports(str(tmp_path))], **MODES[mode]).fit(frame)
+def test_fit_when_it_may_listen_on_some_ports_then_all_of_its_processes_take_those(spark, frame, ports, tmp_path, mode):
+    estimator = estimator_of(ports=ports, callbacks=[Ports(str(tmp_path))], **MODES[mode])
+    spark.conf.set("spark.elephant.coordinator", "executors" if mode == "rank 0 hosts" else "driver")
+    try:
+        with Watched() as watched:
+            estimator.fit(frame)
+    finally:
+        spark.conf.unset("spark.elephant.coordinator")
     of_ranks = [set(json.loads(path.read_text())) for path in tmp_path.iterdir()]
-    assert len(of_ranks) == 2 and watched.found
+    assert len(of_ranks) == estimator.getNumWorkers()
+    assert {name for name, found in watched.found_by.items() if found} == LISTENING[mode]
     # Ranks serve their parts of the table; of servers each has its own port.
-    assert all(of_ranks) if mode == "synchronous" else len(watched.found) >= 3
+    assert all(of_ranks) if mode == "synchronous" else len(watched.found) >= (3 if mode == "asynchronous" else 2)
     assert set().union(watched.found, *of_ranks) <= set(range(ports[0], ports[1] + 1))
 
 

@@ -6,28 +6,20 @@ import pytest
 from standalone_cluster import StandaloneCluster
 
 SCRIPT = """
-import json, os, secrets, sys, threading, time, traceback, keras
+import json, os, sys, time, keras
 sys.path.insert(0, sys.argv[1])
 import numpy as np
 from pyspark.sql import SparkSession
 import elephant
 from elephant import KerasEstimator
-from secret_search import SecretSearch
+from secret_search import TokenWatch
 from spark_frames import partitioned_frame
 
-# A secret that is everywhere, so that a search which finds nothing has looked.
 CANARY = bytes.fromhex(sys.argv[2])
 FOLDER = sys.argv[3]
-drawn, draw = [], secrets.token_bytes
-
-def token_bytes(*arguments):
-    drawn.append(draw(*arguments))
-    return drawn[-1]
-
-secrets.token_bytes = token_bytes
 session = SparkSession.builder.getOrCreate()
 context = session.sparkContext
-pages, application = context.uiWebUrl, context.applicationId
+watch = TokenWatch(CANARY, [FOLDER], (context.uiWebUrl, context.applicationId))
 
 def await_look(folder):
     # A search that begins from now on sees this fit.
@@ -82,47 +74,11 @@ CALLS = {
     ),
     "failing": lambda folder: fit(folder, fails=True),
 }
-ended, said = threading.Event(), {}
-search = SecretSearch({"canary": CANARY})
-
-def look():
-    search.secrets.update({f"token {number}": token for number, token in enumerate(drawn)})
-    search.look_at_processes()
-    search.look_at_pages(pages, application)
-    for name in os.listdir(FOLDER):
-        search.look_at_files(f"{FOLDER}/{name}", "event log" if name == "events" else "files")
-    search.look_at_files("/dev/shm")
-
-def watch(folder):
-    while not ended.wait(0.2):
-        has_begun = os.path.exists(f"{folder}/begun")
-        look()
-        if has_begun:
-            open(f"{folder}/looked", "w").close()
-            return
-
 for mode, call in CALLS.items():
-    before, folder = len(drawn), f"{FOLDER}/tmp/look at {mode}"
-    os.mkdir(folder)
-    ended.clear()
-    watcher = threading.Thread(target=watch, args=(folder,))
-    watcher.start()
-    try:
-        call(folder)
-        outcome = "ended"
-    except Exception as error:
-        outcome = type(error).__name__
-        search.secrets.update({f"token {number}": token for number, token in enumerate(drawn)})
-        text = traceback.format_exc() + repr(error) + repr(vars(error))
-        search.look_at(text.encode(), "exceptions", mode)
-    finally:
-        ended.set()
-        watcher.join()
-    said[mode] = {"outcome": outcome, "tokens": len(drawn) - before, "looked": os.path.exists(f"{folder}/looked")}
-look()
+    watch.call(mode, f"{FOLDER}/tmp/look at {mode}", call)
+watch.look()
 session.stop()
-look()
-print(json.dumps({"modes": said, "found": sorted(search.found)}))
+print(json.dumps({"modes": watch.said, "found": watch.look()}))
 """
 MODES = ["synchronous", "asynchronous", "servers on executors", "gossip", "elastic", "run", "failing"]
 

@@ -14,6 +14,13 @@ from connect_server import ConnectServer, client_command, missing_for_connect
 from spark_daemons import end_with_children
 
 CLIENT_S = 540.0
+CANARY = bytes(range(64, 96))
+
+
+@pytest.fixture(scope="session")
+def canary():
+    """A secret that the server's executors have in their environment, and whoever sees that."""
+    return CANARY
 
 
 @pytest.fixture(scope="session")
@@ -21,7 +28,8 @@ def server():
     missing = missing_for_connect()
     if missing:
         pytest.skip(f"Spark Connect: {missing}")
-    with ConnectServer(2) as running:
+    # Where the search for tokens finds it.
+    with ConnectServer(2, conf={"spark.executorEnv.CANARY": CANARY.hex()}) as running:
         yield running
 
 

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import tempfile
+import time
 import traceback
 import warnings
 
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 from keras_reference import classifier_data, fit_one_process, regression_model
 from pyspark.sql import SparkSession
+from secret_search import TokenWatch
 
 import elephant
 from elephant import KerasEstimator, KerasModel
@@ -257,6 +259,55 @@ def refuse(spark):
     spark.conf.set("spark.elephant.coordinator", "clients")
     with pytest.raises(elephant.errors.ConfigurationError, match="expected auto, driver or executors"):
         KerasEstimator(model=model, numWorkers=2, verbose=0).fit(frame)
+
+
+def keep_tokens(spark, canary, folder, server_folder, pages, application):
+    """Tokens of runs are nowhere that others can read, and a canary is in each place where they are looked for."""
+    watch = TokenWatch(bytes.fromhex(canary), [folder, server_folder], (pages, application))
+    frame = frame_of(spark, data())
+    # More than a MiB: of such a length a classic session writes a function to a file.
+    layers = [keras.layers.Input((6,)), keras.layers.Dense(600), keras.layers.Dense(600), keras.layers.Dense(1)]
+
+    def fit(look, coordinator, **options):
+        spark.conf.set("spark.elephant.coordinator", coordinator)
+        model = keras.Sequential(layers)
+        model.compile("sgd", "mse")
+        callbacks = [AwaitsLook(canary, look)]
+        KerasEstimator(model=model, batchSize=10, verbose=0, callbacks=callbacks, **options).fit(frame)
+
+    calls = {
+        "synchronous": lambda look: fit(look, "driver", numWorkers=2),
+        "rank 0 hosts": lambda look: fit(look, "executors", numWorkers=1, mode="asynchronous"),
+        "failing": lambda look: elephant.run(
+            fails_when_looked_at, args=(canary, look, bytes(2**21)), num_workers=2, spark=spark, verbose=0
+        ),
+    }
+    for name, call in calls.items():
+        watch.call(name, f"{folder}/{name}", call)
+    print(json.dumps({"calls": watch.said, "found": watch.look()}))
+
+
+def await_look(folder):
+    # A search that begins from now on sees this run.
+    open(f"{folder}/begun", "w").close()
+    end = time.monotonic() + 20
+    while not os.path.exists(f"{folder}/looked") and time.monotonic() < end:
+        time.sleep(0.05)
+
+
+class AwaitsLook(keras.callbacks.Callback):
+    def __init__(self, canary, folder):
+        super().__init__()
+        self.canary, self.folder = canary, folder
+
+    def on_train_batch_end(self, batch, logs=None):
+        print("canary", self.canary, flush=True)
+        await_look(self.folder)
+
+
+def fails_when_looked_at(canary, folder, ballast):
+    await_look(folder)
+    raise ValueError(f"canary {canary} and {len(ballast)} bytes")
 
 
 def wait(spark, mark):

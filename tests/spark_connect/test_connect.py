@@ -1,5 +1,6 @@
 """Spark Connect: a server with executors of its own, and clients in processes of their own."""
 
+import json
 import re
 import signal
 import time
@@ -52,6 +53,17 @@ def test_prepared_rows_tables_and_a_search_when_the_session_is_remote_then_work_
 @more
 def test_doors_that_need_a_jvm_when_the_session_is_remote_then_say_so(client):
     client("refuse")
+
+
+@more
+def test_token_when_the_session_is_remote_then_is_nowhere_that_others_can_read(server, client, canary, tmp_path):
+    said = json.loads(client("keep_tokens", canary.hex(), tmp_path, server.folder, *server.pages()).splitlines()[-1])
+    outcomes = {name: about["outcome"] for name, about in said["calls"].items()}
+    assert outcomes == {"synchronous": "ended", "rank 0 hosts": "ended", "failing": "WorkerFailure"}
+    assert all(about["tokens"] and about["looked"] for about in said["calls"].values()), said
+    kinds = {kind for name, kind, _ in said["found"] if name == "canary"}
+    assert kinds == {"arguments", "environment", "files", "pages", "event log", "exceptions"}
+    assert [one for one in said["found"] if one[0] != "canary"] == []
 
 
 @more

@@ -1,11 +1,17 @@
 """A Spark Connect server in a process of its own, with executors in others, for as long as a test needs it."""
 
+import contextlib
+import http.client
 import importlib.util
+import json
 import os
 import subprocess
 import sys
+import time
+import urllib.request
 from pathlib import Path
 
+import psutil
 import pyspark
 from python_start import python_path
 from spark_daemons import Daemons, await_line, end_with_children, end_with_parent, log_settings
@@ -14,6 +20,7 @@ from elephant.cluster.local import ensure_java
 
 # Of a machine that does much else at the same time.
 START_TIMEOUT_S = 240.0
+_PAGES_S = 120.0
 _ROOT = Path(__file__).resolve().parents[2]
 _CLIENTS = _ROOT / "tests" / "spark_connect" / "connect_clients.py"
 _CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
@@ -57,12 +64,14 @@ class ConnectServer(Daemons):
 
     Attributes:
         url: ``sc://127.0.0.1:port``, once it has started.
+        process: The server's.
         folder: Where everything of it lies; removed in the end.
     """
 
     def __init__(self, executors=2, *, memory_mb=1024, conf=None):
         super().__init__()
         self.url = ""
+        self.process = None
         self._executors = executors
         self._memory_mb = memory_mb
         self._conf = dict(conf or {})
@@ -81,7 +90,7 @@ class ConnectServer(Daemons):
         for key, value in {**self._settings(), **self._conf}.items():
             command += ["--conf", f"{key}={value}"]
         with (self.folder / "log").open("wb") as log:
-            process = subprocess.Popen(
+            process = self.process = subprocess.Popen(
                 command,
                 env=self._environment(home),
                 stdin=subprocess.DEVNULL,
@@ -96,6 +105,18 @@ class ConnectServer(Daemons):
         started = await_line(process, log, _STARTED, what="Connect server", timeout_s=START_TIMEOUT_S)
         self.url = f"sc://127.0.0.1:{started[1]}"
 
+    def pages(self):
+        """Returns the address of Spark's pages, and the application's id; of a server that has pages."""
+        ports = [one.laddr.port for one in psutil.Process(self.process.pid).net_connections("tcp") if not one.raddr]
+        end = time.monotonic() + _PAGES_S
+        while time.monotonic() < end:
+            for port in ports:
+                address = f"http://127.0.0.1:{port}"
+                with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
+                    with urllib.request.urlopen(f"{address}/api/v1/applications", timeout=5) as answer:
+                        return address, json.load(answer)[0]["id"]
+        raise LookupError(f"expected Spark's pages on one of the ports {ports}")
+
     def _home(self):
         """Makes a view of the installed Spark in which the server may write."""
         home = self.folder / "home"
@@ -108,6 +129,7 @@ class ConnectServer(Daemons):
         (home / "local").mkdir()
         (self.folder / "local").mkdir()
         (self.folder / "tmp").mkdir()
+        (self.folder / "events").mkdir()
         return home
 
     def _environment(self, home):
@@ -136,7 +158,11 @@ class ConnectServer(Daemons):
             "spark.connect.grpc.binding.address": "127.0.0.1",
             "spark.connect.grpc.binding.port": "0",
             "spark.sql.warehouse.dir": str(self.folder / "warehouse"),
-            "spark.ui.enabled": "false",
+            "spark.ui.port": "0",
+            "spark.eventLog.enabled": "true",
+            "spark.eventLog.rolling.enabled": "false",
+            "spark.eventLog.compress": "false",
+            "spark.eventLog.dir": (self.folder / "events").as_uri(),
             "spark.scheduler.minRegisteredResourcesRatio": "1.0",
             "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
             "spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures": "3",

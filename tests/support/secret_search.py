@@ -3,7 +3,10 @@
 import base64
 import contextlib
 import os
+import secrets
 import stat
+import threading
+import traceback
 import urllib.request
 from pathlib import Path
 
@@ -82,3 +85,69 @@ class SecretSearch:
                 self.look_at(answer.read(), "pages", page)
                 count += 1
         return count
+
+
+class TokenWatch:
+    """Search for the random bytes that this process draws from here on, while calls go on that wait for it.
+
+    Args:
+        canary: A secret that is everywhere, so that a search which finds nothing has looked.
+        folders: All files in them are looked at; a folder "events" in one of them has event logs.
+        pages: Address of Spark's pages, and the application's id.
+
+    Attributes:
+        said: What became of each call, and whether it was looked at while it went on.
+    """
+
+    def __init__(self, canary, folders, pages):
+        self.said = {}
+        self._search = SecretSearch({"canary": canary})
+        self._folders, self._pages = folders, pages
+        self._drawn, self._draw = [], secrets.token_bytes
+        secrets.token_bytes = self._token_bytes
+
+    def call(self, name, folder, function):
+        """Calls a function with a folder; looks when there is a file "begun" in it, and makes one "looked" then."""
+        os.makedirs(folder)
+        before, ended = len(self._drawn), threading.Event()
+        watcher = threading.Thread(target=self._look_once, args=(folder, ended))
+        watcher.start()
+        try:
+            function(folder)
+            outcome = "ended"
+        except Exception as error:
+            outcome = type(error).__name__
+            self._know_tokens()
+            text = traceback.format_exc() + repr(error) + repr(vars(error))
+            self._search.look_at(text.encode(), "exceptions", name)
+        finally:
+            ended.set()
+            watcher.join()
+        looked = os.path.exists(f"{folder}/looked")
+        self.said[name] = {"outcome": outcome, "tokens": len(self._drawn) - before, "looked": looked}
+
+    def look(self):
+        """Looks everywhere; returns all that was found so far."""
+        self._know_tokens()
+        self._search.look_at_processes()
+        self._search.look_at_pages(*self._pages)
+        for folder in self._folders:
+            for name in os.listdir(folder):
+                self._search.look_at_files(f"{folder}/{name}", "event log" if name == "events" else "files")
+        self._search.look_at_files("/dev/shm")
+        return sorted(self._search.found)
+
+    def _token_bytes(self, *arguments):
+        self._drawn.append(self._draw(*arguments))
+        return self._drawn[-1]
+
+    def _know_tokens(self):
+        self._search.secrets.update({f"token {number}": token for number, token in enumerate(self._drawn)})
+
+    def _look_once(self, folder, ended):
+        while not ended.wait(0.2):
+            has_begun = os.path.exists(f"{folder}/begun")
+            self.look()
+            if has_begun:
+                open(f"{folder}/looked", "w").close()
+                return

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from elephant.errors import DeadlineExceededError, NetworkError, PeerLostError
+from elephant.net import stream, tls
 from elephant.net.deadline import Deadline
 from elephant.net.frames import Message
 from elephant.net.stream import Listener, connect
+from elephant.net.tls import new_token
 from elephant.tables.part_server import HELLO, PUSH, STEP, tables_context
 from elephant.tables.rank_tables import LocalTables, RankTables
 from elephant.tables.table import ROWS, TableSpec
@@ -28,15 +30,15 @@ SPECS = [
 NONE, NO_ROWS = np.empty(0, np.int64), np.empty((0, 2), np.float32)
 
 
-def opened(world, wait_s=20.0):
+def opened(world, wait_s=20.0, specs=SPECS, token=TOKEN):
     ranks = [
         RankTables(
-            SPECS,
-            [{} for _ in SPECS],
+            specs,
+            [{} for _ in specs],
             rank=rank,
             world_size=world,
             listener=Listener.bind("127.0.0.1"),
-            token=TOKEN,
+            token=token,
             run_id=RUN,
             wait_s=wait_s,
         )
@@ -105,6 +107,37 @@ def test_tables_when_several_ranks_update_them_then_equal_one_process_on_all_row
     expected = [local.whole(0, name) for local, spec in zip(each, SPECS, strict=True) for name in (ROWS, *spec.slots)]
     for found, one in zip(runs[0], expected, strict=True):
         np.testing.assert_allclose(found, one, atol=1e-5)
+
+
+def test_tables_when_keys_are_worn_then_connections_are_made_again_and_each_gradient_counts_once(monkeypatch):
+    """With a limit of one byte, before every request."""
+    world, steps, dialled, dial = 3, 12, [], stream.dial
+    monkeypatch.setattr(tls, "RENEW_BYTES", 1)
+    monkeypatch.setattr(stream, "dial", lambda *args, **options: dialled.append(args) or dial(*args, **options))
+    spec = TableSpec(num_rows=40, width=3, rule="sgd", learning_rate=0.5, seed=1)
+    ranks = opened(world, specs=[spec], token=new_token(encryption=True))
+    random = np.random.default_rng(0)
+    ids = random.integers(0, 40, (steps, world, 25))
+    gradients = random.normal(size=(steps, world, 25, 3)).astype(np.float32)
+    rows = [ranks[0].whole(0, ROWS)]
+    for step in range(steps):
+        rows.append(rows[-1].copy())
+        np.subtract.at(rows[-1], ids[step].reshape(-1), 0.5 * gradients[step].reshape(-1, 3) / world)
+
+    def trained(tables, rank):
+        for step in range(steps):
+            (found,) = tables.look_up([(0, ids[step, rank])])
+            np.testing.assert_allclose(found, rows[step][ids[step, rank]], atol=1e-5)
+            tables.push([(0, ids[step, rank], gradients[step, rank])])
+            if step % 3 == 2:
+                # A push that nobody answers.
+                tables.flush()
+
+    assert together(ranks, trained) == [None] * world
+    np.testing.assert_allclose(ranks[0].whole(0, ROWS), rows[-1], atol=1e-5)
+    assert together(ranks, ended) == [None] * world
+    # Each rank, to each other, for each step.
+    assert len(dialled) > world * (world - 1) * steps
 
 
 def test_rows_when_looked_up_out_of_a_step_then_one_rank_waits_for_no_other_and_changes_nothing():
