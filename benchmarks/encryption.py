@@ -8,7 +8,8 @@
 
 *loopback*: an allreduce of 4 MB between two ranks over TCP on this machine, where the processors are the limit.
 *link*: the same over a link of a limited rate between two network namespaces, where the link is.
-*steps*: rows per second of training over that link, on the whole.
+*steps*: rows per second of training over that link, on the whole; of 2.4 million weights, and of what `parity.py` trains.
+*host*: rows per second of what `parity.py` trains on two ranks of one host, whose gradients are in shared memory.
 *fit*: a fit of two workers, in processes of its own, from the start of the program to its end.
 
 Contenders take turns. Prints one line of JSON per comparison; ratios are times with encryption over those without.
@@ -23,10 +24,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from links import seats_on
 from namespaces import linked_namespaces
+from parity import TRAININGS
 from report import Measurement, median_ratio, report
 from steps import Contender, speeds
 from team import Member, Seat, Team, lasted, seats
@@ -108,36 +111,40 @@ def measure_link(options: argparse.Namespace) -> None:
         )
 
 
+def compare_training(training: Training, places: Sequence[Seat], measure: str, repetitions: int) -> None:
+    """Prints the time of training on two ranks with encryption over that without."""
+    contenders = {
+        name: Contender.of_ranks(places, replace(training, options={"encryption": encryption}))
+        for name, encryption in CONTENDERS.items()
+    }
+    speed, medians = speeds(contenders, repetitions)
+    report(
+        Measurement(
+            measure=measure,
+            case={"workload": training.workload, "batch_size": training.batch_size, "ranks": 2},
+            ratio=median_ratio(speed["plain"].rows_per_s, speed["encrypted"].rows_per_s),
+            target=1.1 if measure == "encrypted_training" else None,
+            at_least=False,
+            medians=medians,
+            repetitions=repetitions,
+        )
+    )
+
+
 def measure_steps(options: argparse.Namespace) -> None:
     """Training over a link."""
     with linked_namespaces(options.megabits * 1e6) as ends:
         hosts = tuple(end.address for end in ends)
-        contenders = {
-            name: Contender.of_ranks(
-                seats_on(ends),
-                Training(
-                    workload="mlp_2m",
-                    rows=1024,
-                    batch_size=64,
-                    epochs=0,
-                    hosts=hosts,
-                    options={"encryption": encryption},
-                ),
-            )
-            for name, encryption in CONTENDERS.items()
-        }
-        speed, medians = speeds(contenders, options.repetitions)
-    report(
-        Measurement(
-            measure=f"encrypted_training_on_{options.megabits}_megabits",
-            case={"workload": "mlp_2m", "batch_size": 64, "ranks": 2},
-            ratio=median_ratio(speed["plain"].rows_per_s, speed["encrypted"].rows_per_s),
-            target=None,
-            at_least=False,
-            medians=medians,
-            repetitions=options.repetitions,
-        )
-    )
+        middle = Training(workload="mlp_2m", rows=1024, batch_size=64, epochs=0)
+        for training in (middle, *TRAININGS.values()):
+            measure = f"encrypted_training_on_{options.megabits}_megabits"
+            compare_training(replace(training, hosts=hosts), seats_on(ends), measure, options.repetitions)
+
+
+def measure_host(options: argparse.Namespace) -> None:
+    """Training on one host, as in the comparisons with the native way."""
+    for training in TRAININGS.values():
+        compare_training(training, seats(2), "encrypted_training", options.repetitions)
 
 
 def fit(encryption: bool) -> None:
@@ -183,6 +190,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], None]] = {
     "loopback": measure_loopback,
     "link": measure_link,
     "steps": measure_steps,
+    "host": measure_host,
     "fit": measure_fit,
 }
 

@@ -54,7 +54,7 @@ RANKS = (2, 4)
 HOSTS = (2, 4, 8)
 # Such a link is no limit here: what remains is what TCP costs.
 _LINK = 10e9
-_WORKLOADS = {
+TRAININGS = {
     "mlp_118k": Training(workload="mlp_118k", rows=20_480, batch_size=64, epochs=0),
     "cnn_400k": Training(workload="cnn_400k", rows=4096, batch_size=32, epochs=0),
     "mlp_24m": Training(workload="mlp_24m", rows=1024, batch_size=256, epochs=0),
@@ -141,7 +141,7 @@ def measure_training(options: argparse.Namespace) -> None:
         print("torch: expected PyTorch to be importable, here or with --torch FOLDER; left out", file=sys.stderr)
     for name in options.workloads:
         for count in RANKS if name != "mlp_24m" else RANKS[:1]:
-            _measure_ranks(_WORKLOADS[name], count, has_torch, options.repetitions)
+            _measure_ranks(TRAININGS[name], count, has_torch, options.repetitions)
 
 
 def _measure_ranks(training: Training, count: int, has_torch: bool, repetitions: int) -> None:
@@ -244,7 +244,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--repetitions", type=int, default=5, help="epochs of each side (5)")
-    parser.add_argument("--workloads", nargs="+", choices=_WORKLOADS, default=list(_WORKLOADS), help="of training")
+    parser.add_argument("--workloads", nargs="+", choices=TRAININGS, default=list(TRAININGS), help="of training")
     parser.add_argument("--torch", type=Path, metavar="FOLDER", help="where PyTorch is, if not in this environment")
     options = parser.parse_args(words)
     if options.torch is not None:
