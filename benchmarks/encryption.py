@@ -8,7 +8,7 @@
 
 *loopback*: an allreduce of 4 MB between two ranks over TCP on this machine, where the processors are the limit.
 *link*: the same over a link of a limited rate between two network namespaces, where the link is.
-*steps*: rows per second of training over that link, on the whole; of 2.4 million weights, and of what `parity.py` trains.
+*steps*: rows per second of training over that link, on the whole: 2.4 million weights, and what `parity.py` trains.
 *host*: rows per second of what `parity.py` trains on two ranks of one host, whose gradients are in shared memory.
 *fit*: a fit of two workers, in processes of its own, from the start of the program to its end.
 
