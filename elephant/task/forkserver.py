@@ -9,6 +9,8 @@ Where the import leaves a state that a fork would break (threads of the backend'
 device), the server forks before the import instead: spare processes import, then wait for one
 rank each.
 
+A task may start it ahead, before there are ranks. It then imports, and waits for the first of them.
+
 A rank's Spark task connects by a Unix socket in a folder that only this user can enter. The
 server serves descendants of its own executor alone.
 """
@@ -51,7 +53,6 @@ _DEVICES = ("/dev/nvidia", "/dev/dri", "/dev/kfd")
 _LOOK_S = 1.0
 # A task that is alive sends its request at once. Others wait meanwhile; one that is late starts a process itself.
 _REQUEST_S = 1.0
-_FIRST_IDLE_S = 60.0
 _END_GRACE_S = 10.0
 # For tasks that outlive their executor: those that are stopped, as long as Spark may wait for them.
 _CLEAR_UP_S = 30.0
@@ -104,6 +105,8 @@ class ForkServer:
         *,
         modules: Sequence[str],
         forks_after_import: bool,
+        idle_s: float,
+        spares: int = 0,
     ) -> None:
         self._folder, self._key, self._listener, self._lock = folder, key, listener, lock
         self._executor = executor
@@ -112,8 +115,10 @@ class ForkServer:
         self._selector = selectors.DefaultSelector()
         self._children: list[_Child] = []
         self._spares: list[_Spare] = []
-        self._idle_s = _FIRST_IDLE_S
-        self._limit = 0
+        self._idle_s = idle_s
+        self._limit = spares
+        # How many ranks may be asked for first; zero once one was.
+        self._expected = spares
         self._idle_since = time.monotonic()
         self._leaves = False
         self._refusal = ""
@@ -189,7 +194,7 @@ class ForkServer:
             if not _belongs_to(connection, self._executor[0]):
                 raise PermissionError("expected a task of this server's own executor")
             request = received_request(connection, descriptors)
-            self._idle_s, self._limit = request.idle_s, request.limit
+            self._idle_s, self._limit, self._expected = request.idle_s, request.limit, 0
             if self._refusal:
                 _reply(connection, {REFUSED: self._refusal})
                 connection.close()
@@ -239,7 +244,8 @@ class ForkServer:
             return
         with contextlib.suppress(OSError):
             running = sum(not child.has_ended for child in self._children)
-            while len(self._spares) < min(running, self._limit) and not memory_is_short():
+            wanted = min(max(running, self._expected), self._limit)
+            while len(self._spares) < wanted and not memory_is_short():
                 self._spares.append(self._new_spare())
 
     def _ended(self, child: _Child) -> None:
@@ -596,8 +602,8 @@ def _reply(connection: socket.socket, message: dict[str, Any], descriptors: Sequ
 
 
 def main() -> None:
-    """Runs the server: ``FOLDER KEY LISTENER LOCK EXECUTOR_PID EXECUTOR_START BACKEND MODULES``."""
-    folder, key, listener, lock, process, start, backend, modules = sys.argv[1:9]
+    """Runs the server: ``FOLDER KEY LISTENER LOCK EXECUTOR_PID EXECUTOR_START BACKEND MODULES IDLE_S SPARES``."""
+    folder, key, listener, lock, process, start, backend, modules, idle_s, spares = sys.argv[1:11]
     # Signals to the group of Spark's daemon, or of a terminal, are not for it.
     os.setpgid(0, 0)
     server = ForkServer(
@@ -608,6 +614,8 @@ def main() -> None:
         (int(process), int(start)),
         modules=modules.split(","),
         forks_after_import=backend_named(backend).forks_after_import,
+        idle_s=float(idle_s),
+        spares=int(spares),
     )
     try:
         server.serve()
