@@ -31,8 +31,12 @@ def compiled_files(environment: Mapping[str, str]) -> dict[str, str]:
     """
     if environment.get(PREFIX) or executor_above(os.getpid()) is None or not _are_lost(environment):
         return {}
+    place = local_folder()
+    if place not in os.environ.get("SPARK_LOCAL_DIRS", "").split(","):
+        # Nobody would remove them from the system's folder.
+        return {}
     try:
-        folder = private_folder(Path(local_folder()).absolute() / FOLDER)
+        folder = private_folder(Path(place).absolute() / FOLDER)
         require_safe_library(folder)
     except OSError:
         return {}

@@ -300,8 +300,10 @@ def preload_function(backend: str, warm: WarmWorkers, *, ranks_per_task: int, sp
 
             from elephant.task.warm_processes import start_server
 
-            cores = int(TaskContext.get().cpus())
-            start_server(backend, warm, threads=max(cores // ranks_per_task, 1), spares=spares)
+            context = TaskContext.get()
+            if context is not None:
+                threads = max(int(context.cpus()) // ranks_per_task, 1)
+                start_server(backend, warm, threads=threads, spares=spares)
         except Exception:
             # The ranks' own tasks will meet it again, and tell it.
             return
