@@ -134,7 +134,7 @@ class ForkServer:
             return
         self._selector.register(executor, selectors.EVENT_READ, None)
         if self._forks_after_import:
-            with self._removing_meanwhile():
+            with self._looking_meanwhile():
                 self._refusal = import_all(self._modules)
             if self._refusal:
                 with contextlib.suppress(OSError):
@@ -288,15 +288,22 @@ class ForkServer:
                 shutil.rmtree(folder, ignore_errors=True)
 
     @contextlib.contextmanager
-    def _removing_meanwhile(self) -> Iterator[None]:
-        """Removes in a thread what tasks leave that are gone; it is joined before anything is forked."""
+    def _looking_meanwhile(self) -> Iterator[None]:
+        """Removes in a thread what tasks leave that are gone, and ends this process where the executor is.
+
+        The thread is joined before anything is forked.
+        """
         ended = threading.Event()
 
-        def remove() -> None:
+        def look() -> None:
             while not ended.wait(_LOOK_S):
                 self._remove_abandoned()
+                if is_gone(self._executor[0]):
+                    self._clear_up()
+                    self.close()
+                    os._exit(0)
 
-        thread = threading.Thread(target=remove, name="elephant-forkserver-remove", daemon=True)
+        thread = threading.Thread(target=look, name="elephant-forkserver-look", daemon=True)
         thread.start()
         try:
             yield

@@ -36,7 +36,9 @@ Remote.__module__ = "pyspark.sql.connect.session"
 @pytest.fixture
 def application(monkeypatch):
     """An application with two executors: its context, the sessions asked for, and the looks at its executors."""
-    found = {"context": Context(), "asked": [], "looks": [], "executors": [ONE, TWO], "fails": False}
+    found = {"context": Context(), "asked": [], "looks": [], "slots": 8, "fails": False}
+    # One comes after the other.
+    found["executors"] = [[], [ONE]] + [[ONE, TWO]] * 10
 
     def look(session, *, tasks, timeout_s, preload):
         if found["fails"]:
@@ -45,7 +47,9 @@ def application(monkeypatch):
 
     monkeypatch.setattr("pyspark.InheritableThread", threading.Thread)
     monkeypatch.setattr(preload, "active_context", lambda: found["context"])
-    monkeypatch.setattr(preload, "running_executors", lambda session: found["executors"])
+    monkeypatch.setattr(preload, "running_executors", lambda session: found["executors"].pop(0))
+    monkeypatch.setattr(preload, "expected_slots", lambda session: found["slots"])
+    monkeypatch.setattr(preload, "_EXECUTORS_S", 0.3)
     monkeypatch.setattr(preload, "jvm_context", lambda session: found["context"])
     monkeypatch.setattr(preload, "has_own_properties", lambda context: False)
     monkeypatch.setattr(preload, "session_settings", lambda session: dict(session.conf))
@@ -78,10 +82,11 @@ def test_preload_when_two_models_are_made_then_is_begun_once_and_again_in_the_ne
         (Session(), {"context": None}),
         (None, {}),
         (Remote(), {}),
-        (Session(), {"executors": []}),
+        (Session(), {"executors": [[]] * 10}),
         (Session(elephant__warmWorkers="0"), {}),
         (Session(elephant__warmWorkers="few"), {}),
-        (Session(master="yarn", dynamicAllocation__enabled="true"), {}),
+        # Of executors that come and go with tasks, nobody knows how many there will be.
+        (Session(), {"slots": None}),
         (Session(), {"fails": True}),
     ],
 )

@@ -810,10 +810,10 @@ def test_executor_when_it_is_killed_while_rows_are_written_and_the_server_import
         assert wait_until((tmp_path / "gate.reached").exists)
         java.kill()
         task.kill()
-        # A server may import for long: the disk is not full meanwhile.
+        # A server may import for long: neither is the disk full meanwhile, nor does it go on.
         assert wait_until(lambda: not os.path.exists(folder))
-        gate.touch()
-        assert wait_until(lambda: not list(local.iterdir()))
+        assert wait_until(lambda: not list(local.iterdir()) and not servers_in(local))
+    assert not gate.exists()
 
 
 def test_server_when_a_stranger_asks_then_gives_it_nothing(executor, local, tmp_path):
