@@ -2,7 +2,7 @@
 
 Images of containers often come without compiled files of their packages, and have none written: by
 ``PYTHONDONTWRITEBYTECODE``, or because the packages are read-only. Each process then compiles Keras and its backend
-again, which takes three times as long as the import itself. Here they get a folder of their own.
+again, which takes as long as the import itself, or longer. Here they get a folder of their own.
 """
 
 from __future__ import annotations
