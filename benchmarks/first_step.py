@@ -56,8 +56,13 @@ def make_clock(folder: Path) -> Any:
     return FirstStepClock()
 
 
-def fit_distributed(frame: Any, workers: int, *more: Any) -> FirstStep:
-    """Returns what one `KerasEstimator.fit` takes to its first step; it has more callbacks, if any."""
+def fit_distributed(frame: Any, workers: int, *more: Any, after_s: float = 0.0) -> FirstStep:
+    """Returns what one `KerasEstimator.fit` takes to its first step.
+
+    Args:
+        more: Callbacks that it has besides.
+        after_s: Seconds between the estimator and its fit.
+    """
     from workloads import build_small_mlp
 
     from elephant import KerasEstimator
@@ -71,6 +76,7 @@ def fit_distributed(frame: Any, workers: int, *more: Any) -> FirstStep:
             callbacks=[make_clock(folder), *more],
             verbose=0,
         )
+        time.sleep(after_s)
         began = time.monotonic()
         estimator.fit(frame)
         moments = {part: [float(file.read_text()) for file in folder.glob(f"{part}-*")] for part in _PARTS}

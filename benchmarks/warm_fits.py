@@ -9,7 +9,9 @@
 *second*: from the call of ``fit`` to the beginning, and to the end, of the first training step, of the second fit of a
 session over the first one, each session new (two executors, a table of 10,000 rows; Spark has run a Python job before);
 and the same of a third one, when the JVM has compiled more of what Spark does.
-*first*: the same of the first fit, over one with ``spark.elephant.warmWorkers=0``, in sessions that take turns.
+*first*: the same of the first fit, over one with ``spark.elephant.warmWorkers=0``, in sessions that take turns; to the
+beginning of its first step, over a plain process' import of Keras and 1.5 times the second fit; and, where 30 s lie
+between the estimator and its fit, over the second fit.
 *memory*: what a waiting process has of its own (USS) and resident in all (RSS); and what a rank has of its own at the
 end of training, forked over fresh.
 *tuning*: a `CrossValidator` of six fits of the digits and the last one on all rows, two workers, over the same fits and
@@ -41,14 +43,20 @@ _WORKERS = 2
 _EPOCHS = 30
 _BATCH_SIZE = 32
 _FOLDS = 3
+# Between an estimator and its fit: a user reads and prepares.
+_BETWEEN_S = 30.0
 _RATES = (0.003, 0.001)
 
 
-def sessions(repetitions: int, warm: str | int) -> list[dict[str, float]]:
-    """Returns what the first and the second fit take to their first step in so many sessions, each in a new process."""
+def sessions(repetitions: int, warm: str | int, *, after_s: float = 0.0) -> list[dict[str, float]]:
+    """Returns what the first and the second fit take to their first step in so many sessions, each in a new process.
+
+    Args:
+        after_s: Seconds between the first estimator and its fit.
+    """
     found = []
     for _ in range(repetitions):
-        command = [sys.executable, __file__, "--session", str(warm)]
+        command = [sys.executable, __file__, "--session", str(warm), "--after", str(after_s)]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=_DEADLINE_S)
         found.append(json.loads(done.stdout.splitlines()[-1]))
     return found
@@ -70,7 +78,14 @@ def make_scale(folder: Path) -> Any:
     return Scale()
 
 
-def session(warm: str | int) -> None:
+def import_alone() -> float:
+    """Returns what a new process takes to import Keras."""
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import keras"], stderr=subprocess.DEVNULL, check=True, timeout=_DEADLINE_S)
+    return time.monotonic() - began
+
+
+def session(warm: str | int, after_s: float) -> None:
     """The new process of `sessions`."""
     from first_step import fit_distributed
     from fit import write_parquet
@@ -86,7 +101,7 @@ def session(warm: str | int) -> None:
         try:
             frame = spark.read.parquet(str(folder / "rows"))
             spark.range(0, _WORKERS, 1, _WORKERS).mapInArrow(lambda batches: batches, "id long").collect()
-            first = fit_distributed(frame, _WORKERS)
+            first = fit_distributed(frame, _WORKERS, after_s=after_s)
             second = fit_distributed(frame, _WORKERS, make_scale(folder))
             third = fit_distributed(frame, _WORKERS)
             of_ranks = [float(file.read_text()) for file in folder.glob("uss-*")]
@@ -204,11 +219,27 @@ def report_memory(warm: list[dict[str, float]], cold: list[dict[str, float]]) ->
     _report("forked_rank_memory_over_fresh", median_ratio(ours, theirs), None, medians, len(warm))
 
 
-def report_first(warm: list[dict[str, float]], cold: list[dict[str, float]]) -> None:
-    """Prints the first fit with waiting processes against one without."""
+def report_first(
+    warm: list[dict[str, float]], cold: list[dict[str, float]], later: list[dict[str, float]], imports: list[float]
+) -> None:
+    """Prints the first fit against one without waiting processes, and against the import of Keras and the second fit.
+
+    Args:
+        later: Sessions whose first fit comes some seconds after its estimator.
+        imports: Seconds of the import, a number of each session.
+    """
     ours, theirs = ([one["first_ends_s"] for one in side] for side in (warm, cold))
     medians = {"warm_s": statistics.median(ours), "cold_s": statistics.median(theirs)}
     _report("first_fit_over_fresh", median_ratio(ours, theirs), 1.0, medians, len(warm))
+    allowed = [seconds + 1.5 * one["second_begins_s"] for one, seconds in zip(warm, imports, strict=True)]
+    for measure, side, seconds, target in (
+        ("first_fit_over_import_and_second", warm, allowed, 1.0),
+        ("first_fit_after_30_s_over_second", later, [one["second_begins_s"] for one in later], 2.0),
+    ):
+        first = [one["first_begins_s"] for one in side]
+        medians = {"first_s": statistics.median(first), "import_s": statistics.median(imports)}
+        medians["second_s"] = statistics.median(one["second_begins_s"] for one in side)
+        _report(measure, median_ratio(first, seconds), target, medians, len(side))
 
 
 def tuning(repetitions: int) -> None:
@@ -256,24 +287,28 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=kinds, default=kinds, help="what to measure (all)")
     parser.add_argument("--repetitions", type=int, default=5, help="of each (5)")
     parser.add_argument("--session", help=argparse.SUPPRESS)
+    parser.add_argument("--after", type=float, default=0.0, help=argparse.SUPPRESS)
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.alone:
         alone()
         return
     if options.session:
-        session(options.session)
+        session(options.session, options.after)
         return
     if set(options.only) & {"second", "first", "memory"}:
-        warm, cold = [], []
+        warm, cold, later, imports = [], [], [], []
         for _ in range(options.repetitions):
             warm += sessions(1, "auto")
             if {"first", "memory"} & set(options.only):
                 cold += sessions(1, 0)
+            if "first" in options.only:
+                imports.append(import_alone())
+                later += sessions(1, "auto", after_s=_BETWEEN_S)
         if "second" in options.only:
             report_second(warm)
         if "first" in options.only:
-            report_first(warm, cold)
+            report_first(warm, cold, later, imports)
         if "memory" in options.only:
             report_memory(warm, cold)
     if "tuning" in options.only:

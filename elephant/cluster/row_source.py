@@ -20,6 +20,7 @@ import pyspark
 from packaging.version import Version
 
 from elephant.backends.process_environment import process_environment
+from elephant.cluster.compiled_files import compiled_files
 from elephant.cluster.session import jvm_context, release
 from elephant.cluster.spark_job import RESULT_SCHEMA, InputStreamError, described
 from elephant.cluster.spark_private import arrow_batches, query_execution
@@ -358,6 +359,7 @@ class RecordFiles(PlannedFiles):
 def _read_in_process(asked: bytes, failure_file: Path) -> Iterator[pa.RecordBatch]:
     # Copies of remote files go where this task's other files are, and with them.
     environment = process_environment(threads=1, devices=[], backend=None, more={"TMPDIR": str(failure_file.parent)})
+    environment |= compiled_files(environment)
     command = [sys.executable, "-m", "elephant.rank.input.tfrecord_reader", str(failure_file)]
     process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:

@@ -106,7 +106,7 @@ def described(session: SparkSession, text: str) -> Iterator[None]:
     spark, before = None, None
     # The block itself has more to say of a session that was stopped, or whose JVM has ended.
     with contextlib.suppress(Exception):
-        if context is not None and _has_own_properties(context):
+        if context is not None and has_own_properties(context):
             spark = java_context(context).sc()
             before = spark.getLocalProperties()
             # A copy: PySpark has all threads of a CrossValidator share one object.
@@ -121,7 +121,7 @@ def described(session: SparkSession, text: str) -> Iterator[None]:
                 spark.setLocalProperties(before)
 
 
-def _has_own_properties(context: Any) -> bool:
+def has_own_properties(context: Any) -> bool:
     """Returns whether each thread of Python has one of the JVM's (PYSPARK_PIN_THREAD), which has the properties."""
     from py4j.clientserver import ClientServer
 

@@ -35,7 +35,7 @@ from elephant.spark.class_weights import class_weights
 from elephant.spark.file_formats import Files
 from elephant.spark.fit import description_of, remove_checkpoints, train
 from elephant.spark.hadoop_files import write_file
-from elephant.spark.model import KerasModel, model_to_train
+from elephant.spark.model import KerasModel, model_to_train, preload_keras
 from elephant.spark.params import (
     TrainingParams,
     backup_of,
@@ -293,6 +293,7 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
     ) -> None:
         given: dict[str, Any] = vars(self).pop("_input_kwargs")
         refuse_unknown("KerasEstimator", unknown, _KNOWN, noun="param")
+        preload_keras(ranks_per_task=gpusPerWorker)
         super().__init__()
         self.setParams(**{**given, "model": model})
 

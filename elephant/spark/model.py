@@ -12,6 +12,8 @@ import numpy as np
 from pyspark.ml import Model
 from pyspark.sql import DataFrame
 
+from elephant.backends import current
+from elephant.cluster.preload import begin_preload
 from elephant.cluster.spark_private import set_params
 from elephant.driver.coordinator import FitResult
 from elephant.errors import ConfigurationError, brief_errors, warn_user
@@ -21,6 +23,7 @@ from elephant.monitor.report import curve_svg, table_html
 from elephant.monitor.summary import FitSummary
 from elephant.spark.columns.column_selection import ColumnSelection
 from elephant.spark.evaluate import Evaluation, evaluate_rows
+from elephant.spark.hadoop_files import running_session
 from elephant.spark.params import ModelParams, chosen_values, input_selection, labelled_selection, optional, require_own
 from elephant.spark.saving.embedding_table import EmbeddingTable, embedding_table
 from elephant.spark.saving.model_files import SUFFIXES, export_model, source_of, write_model
@@ -35,6 +38,7 @@ from elephant.spark.transform import (
 )
 from elephant.task.model_batches import PackedFunction
 from elephant.task.model_cache import PackedModel
+from elephant.task.warm_processes import preload_function
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -72,6 +76,7 @@ class KerasModel(Model, ModelParams, SavedStage):
         plan: Sequence[Mapping[str, Any]] = (),
         summary: FitSummary | None = None,
     ) -> None:
+        preload_keras()
         super().__init__()
         # What no fit has been told of is not compared with a column that is called label by chance.
         self._setDefault(labelCol=None)
@@ -419,6 +424,19 @@ class KerasModel(Model, ModelParams, SavedStage):
         model._seconds = about.get("seconds")
         set_params(model, **{name: parts.code[name] for name in FUNCTIONS if name in parts.code})
         return model
+
+
+def preload_keras(*, ranks_per_task: int = 1) -> None:
+    """Has the executors of the session, where there is one, begin to import Keras: models are trained there, or used.
+
+    Args:
+        ranks_per_task: Ranks that will share a task's cores.
+    """
+    backend = current().name
+    begin_preload(
+        running_session,
+        lambda limits, spares: preload_function(backend, limits, ranks_per_task=ranks_per_task, spares=spares),
+    )
 
 
 def model_to_train(model: Any, custom_objects: Mapping[str, Any] | None = None) -> KerasModel:

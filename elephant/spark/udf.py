@@ -39,7 +39,7 @@ from elephant.spark.columns.column_selection import ColumnSelection, element_typ
 from elephant.spark.columns.column_types import raw_field, raw_input_schema
 from elephant.spark.columns.spark_types import spark_type
 from elephant.spark.hadoop_files import read_model_bytes
-from elephant.spark.model import KerasModel
+from elephant.spark.model import KerasModel, preload_keras
 from elephant.spark.params import input_selection, optional
 from elephant.spark.saving.trust import is_trusted, require_trust
 from elephant.spark.transform import as_arrow_udf, checked_batch_size, packed, require_predicting, struct_of
@@ -103,6 +103,7 @@ def predict_udf(
         >>> elephant.predict_udf(load, returnType="array<float>", batchSize=512)  # doctest: +SKIP
     """
     size = checked_batch_size(*((inferenceBatchSize,) if batchSize is None else (batchSize, "batchSize")))
+    preload_keras()
     served = _served(model)
     if served.info is not None:
         require_predicting(served.info)

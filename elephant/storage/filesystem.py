@@ -61,11 +61,24 @@ def scratch_folder() -> str | None:
     return os.environ.get(WORK_FOLDER) or None
 
 
+def private_folder(path: Path) -> Path:
+    """Makes a folder that nobody but this user can enter, where there is none; returns it.
+
+    Raises:
+        OSError: It cannot be made, or is somebody else's.
+    """
+    path.mkdir(mode=0o700, exist_ok=True)
+    known = path.lstat()
+    if not stat.S_ISDIR(known.st_mode) or known.st_uid != os.geteuid() or known.st_mode & 0o077:
+        raise PermissionError(f"expected {path} to be a folder of this user alone")
+    return path
+
+
 def require_safe_library(path: Path) -> None:
-    """Raises PermissionError for a library that every user of this machine could replace, or a folder above it.
+    """Raises PermissionError for code that every user of this machine could replace, or a folder above it.
 
     Args:
-        path: Of the library, absolute.
+        path: Of the library, or the folder of code, absolute.
     """
     for place in (path, *path.parents):
         mode = place.stat().st_mode

@@ -9,6 +9,8 @@ Where the import leaves a state that a fork would break (threads of the backend'
 device), the server forks before the import instead: spare processes import, then wait for one
 rank each.
 
+A task may start it ahead, before there are ranks. It then imports, and waits for the first of them.
+
 A rank's Spark task connects by a Unix socket in a folder that only this user can enter. The
 server serves descendants of its own executor alone.
 """
@@ -51,7 +53,6 @@ _DEVICES = ("/dev/nvidia", "/dev/dri", "/dev/kfd")
 _LOOK_S = 1.0
 # A task that is alive sends its request at once. Others wait meanwhile; one that is late starts a process itself.
 _REQUEST_S = 1.0
-_FIRST_IDLE_S = 60.0
 _END_GRACE_S = 10.0
 # For tasks that outlive their executor: those that are stopped, as long as Spark may wait for them.
 _CLEAR_UP_S = 30.0
@@ -104,6 +105,8 @@ class ForkServer:
         *,
         modules: Sequence[str],
         forks_after_import: bool,
+        idle_s: float,
+        spares: int = 0,
     ) -> None:
         self._folder, self._key, self._listener, self._lock = folder, key, listener, lock
         self._executor = executor
@@ -112,8 +115,10 @@ class ForkServer:
         self._selector = selectors.DefaultSelector()
         self._children: list[_Child] = []
         self._spares: list[_Spare] = []
-        self._idle_s = _FIRST_IDLE_S
-        self._limit = 0
+        self._idle_s = idle_s
+        self._limit = spares
+        # How many ranks may be asked for first; zero once one was.
+        self._expected = spares
         self._idle_since = time.monotonic()
         self._leaves = False
         self._refusal = ""
@@ -129,7 +134,7 @@ class ForkServer:
             return
         self._selector.register(executor, selectors.EVENT_READ, None)
         if self._forks_after_import:
-            with self._removing_meanwhile():
+            with self._looking_meanwhile():
                 self._refusal = import_all(self._modules)
             if self._refusal:
                 with contextlib.suppress(OSError):
@@ -189,7 +194,7 @@ class ForkServer:
             if not _belongs_to(connection, self._executor[0]):
                 raise PermissionError("expected a task of this server's own executor")
             request = received_request(connection, descriptors)
-            self._idle_s, self._limit = request.idle_s, request.limit
+            self._idle_s, self._limit, self._expected = request.idle_s, request.limit, 0
             if self._refusal:
                 _reply(connection, {REFUSED: self._refusal})
                 connection.close()
@@ -239,7 +244,8 @@ class ForkServer:
             return
         with contextlib.suppress(OSError):
             running = sum(not child.has_ended for child in self._children)
-            while len(self._spares) < min(running, self._limit) and not memory_is_short():
+            wanted = min(max(running, self._expected), self._limit)
+            while len(self._spares) < wanted and not memory_is_short():
                 self._spares.append(self._new_spare())
 
     def _ended(self, child: _Child) -> None:
@@ -282,15 +288,22 @@ class ForkServer:
                 shutil.rmtree(folder, ignore_errors=True)
 
     @contextlib.contextmanager
-    def _removing_meanwhile(self) -> Iterator[None]:
-        """Removes in a thread what tasks leave that are gone; it is joined before anything is forked."""
+    def _looking_meanwhile(self) -> Iterator[None]:
+        """Removes in a thread what tasks leave that are gone, and ends this process where the executor is.
+
+        The thread is joined before anything is forked.
+        """
         ended = threading.Event()
 
-        def remove() -> None:
+        def look() -> None:
             while not ended.wait(_LOOK_S):
                 self._remove_abandoned()
+                if is_gone(self._executor[0]):
+                    self._clear_up()
+                    self.close()
+                    os._exit(0)
 
-        thread = threading.Thread(target=remove, name="elephant-forkserver-remove", daemon=True)
+        thread = threading.Thread(target=look, name="elephant-forkserver-look", daemon=True)
         thread.start()
         try:
             yield
@@ -596,8 +609,8 @@ def _reply(connection: socket.socket, message: dict[str, Any], descriptors: Sequ
 
 
 def main() -> None:
-    """Runs the server: ``FOLDER KEY LISTENER LOCK EXECUTOR_PID EXECUTOR_START BACKEND MODULES``."""
-    folder, key, listener, lock, process, start, backend, modules = sys.argv[1:9]
+    """Runs the server: ``FOLDER KEY LISTENER LOCK EXECUTOR_PID EXECUTOR_START BACKEND MODULES IDLE_S SPARES``."""
+    folder, key, listener, lock, process, start, backend, modules, idle_s, spares = sys.argv[1:11]
     # Signals to the group of Spark's daemon, or of a terminal, are not for it.
     os.setpgid(0, 0)
     server = ForkServer(
@@ -608,6 +621,8 @@ def main() -> None:
         (int(process), int(start)),
         modules=modules.split(","),
         forks_after_import=backend_named(backend).forks_after_import,
+        idle_s=float(idle_s),
+        spares=int(spares),
     )
     try:
         server.serve()

@@ -28,6 +28,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
+from elephant.cluster.compiled_files import compiled_files
 from elephant.cluster.warm_workers import COLD, WarmWorkers
 from elephant.config import Timeouts
 from elephant.errors import ENDED, FROZEN
@@ -340,7 +341,12 @@ class RankProcess:
             undoing.callback(self._input.close)
             inherits = (*(() if listener_fd is None else (listener_fd,)), *more_fds)
             own = {WORK_FOLDER: str(self.work_folder), EXECUTOR_VARIABLE: executor_id()}
-            environment = {**environment, **own, TASK_VARIABLE: f"{os.getpid()} {grace_s}"}
+            environment = {
+                **environment,
+                **compiled_files(environment),
+                **own,
+                TASK_VARIABLE: f"{os.getpid()} {grace_s}",
+            }
             folders = map(str, filter(None, (self.work_folder, rows_folder)))
             self._process = self._started([module, program, *folders], environment, inherits, warm)
             undoing.pop_all()

@@ -3,6 +3,9 @@
 `elephant.task.forkserver` is the server. Here is the tasks' side: find the server of this
 executor or start one, ask it for a process, and follow that process as `subprocess.Popen` would.
 A task that gets none starts a fresh process.
+
+The first server of an executor is started ahead, by a small job that the driver runs as soon as it has a model
+(`elephant.cluster.preload`): it imports while the user's program still reads and prepares.
 """
 
 from __future__ import annotations
@@ -19,7 +22,6 @@ import resource
 import select
 import signal
 import socket
-import stat
 import struct
 import subprocess
 import sys
@@ -31,10 +33,11 @@ from pathlib import Path
 from typing import Any
 
 from elephant.backends import BACKENDS, asked_for, keras_file
-from elephant.backends.process_environment import READ_LATE
+from elephant.backends.process_environment import READ_LATE, process_environment
+from elephant.cluster.compiled_files import compiled_files
 from elephant.cluster.warm_workers import WarmWorkers
 from elephant.rank.executor import executor_above, memory_is_short, process_start
-from elephant.storage.filesystem import local_folder
+from elephant.storage.filesystem import local_folder, private_folder
 from elephant.task.forkserver import (
     LENGTH,
     ForkRequest,
@@ -257,7 +260,7 @@ def forked_process(
     Returns:
         The process; None where there can be no server.
     """
-    if warm.limit == 0 or not hasattr(os, "pidfd_open") or not hasattr(socket, "send_fds"):
+    if warm.limit == 0 or not _has_servers():
         return None
     if any("=" in name or "\0" in name + value for name, value in request.environment.items()):
         # What starts a fresh process says what is wrong with it.
@@ -280,6 +283,60 @@ def forked_process(
     return ForkedProcess(connection, lock_path(folder, key), start_fresh=start_fresh, on_started=on_started)
 
 
+def preload_function(backend: str, warm: WarmWorkers, *, ranks_per_task: int, spares: int) -> Callable[[], None]:
+    """Returns the function by which a task has its executor import Keras before there are ranks.
+
+    It is made here, inside another one, because Spark then sends its code along: on an executor without elephant, or
+    with another one, it does nothing.
+
+    Args:
+        ranks_per_task: Ranks that will share a task's cores.
+        spares: Processes that import, where Keras on this backend cannot be forked after its import.
+    """
+
+    def start() -> None:
+        try:
+            from pyspark import TaskContext
+
+            from elephant.task.warm_processes import start_server
+
+            context = TaskContext.get()
+            if context is not None:
+                threads = max(int(context.cpus()) // ranks_per_task, 1)
+                start_server(backend, warm, threads=threads, spares=spares)
+        except Exception:
+            # The ranks' own tasks will meet it again, and tell it.
+            return
+
+    return start
+
+
+def start_server(backend: str, warm: WarmWorkers, *, threads: int, spares: int) -> None:
+    """Starts the server of this executor's ranks, where there is none and can be one; it imports after that.
+
+    Args:
+        threads: Of each rank.
+        spares: See `preload_function`.
+
+    Raises:
+        OSError: It cannot be started.
+    """
+    executor = executor_above(os.getpid())
+    if warm.limit == 0 or not _has_servers() or executor is None:
+        return
+    # That of a rank's process, but for what no import reads.
+    environment = process_environment(threads=threads, devices=(), backend=backend)
+    environment |= compiled_files(environment)
+    folder, key = _own_folder(executor[0]), environment_key(environment)
+    if not cold_marker(folder, key).exists():
+        _start_server(folder, key, executor[0], environment, warm, spares)
+
+
+def _has_servers() -> bool:
+    """Returns whether the system has what servers need."""
+    return hasattr(os, "pidfd_open") and hasattr(socket, "send_fds")
+
+
 def new_work_folder(prefix: str) -> Path:
     """Makes the work folder of a process; the executor's servers remove it once its task, this process, is gone."""
     executor, owner = executor_above(os.getpid()), ""
@@ -296,12 +353,7 @@ def _own_folder(executor: int) -> Path:
     Raises:
         OSError: It cannot be made, or is somebody else's.
     """
-    folder = Path(local_folder()) / f"{FOLDER}-{owner_of(executor, process_start(executor))}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    known = folder.lstat()
-    if not stat.S_ISDIR(known.st_mode) or known.st_uid != os.geteuid() or known.st_mode & 0o077:
-        raise PermissionError(f"expected {folder} to be a folder of this user alone")
-    return folder
+    return private_folder(Path(local_folder()) / f"{FOLDER}-{owner_of(executor, process_start(executor))}")
 
 
 def _connected(
@@ -330,7 +382,9 @@ def _connected(
     return None
 
 
-def _start_server(folder: Path, key: str, executor: int, environment: Mapping[str, str], warm: WarmWorkers) -> bool:
+def _start_server(
+    folder: Path, key: str, executor: int, environment: Mapping[str, str], warm: WarmWorkers, spares: int = 0
+) -> bool:
     """Starts the server of a key; returns whether this task was the one to do it.
 
     Raises:
@@ -352,17 +406,24 @@ def _start_server(folder: Path, key: str, executor: int, environment: Mapping[st
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, _short(folder) as place:
             listener.bind(f"{place}/{path.name}")
             listener.listen(_BACKLOG)
-            _run_server(folder, key, listener.fileno(), lock, executor, environment)
+            waits = (warm.idle_s, spares)
+            _run_server(folder, key, listener.fileno(), lock, executor, environment, waits)
         return True
     finally:
         os.close(lock)
 
 
 def _run_server(
-    folder: Path, key: str, listener: int, lock: int, executor: int, environment: Mapping[str, str]
+    folder: Path,
+    key: str,
+    listener: int,
+    lock: int,
+    executor: int,
+    environment: Mapping[str, str],
+    waits: tuple[float, int],
 ) -> None:
     started, backend = process_start(executor), asked_for(environment)
-    arguments = [folder, key, listener, lock, executor, started, backend, ",".join(_PRELOADED)]
+    arguments = [folder, key, listener, lock, executor, started, backend, ",".join(_PRELOADED), *waits]
     command = [sys.executable, "-m", "elephant.task.forkserver", *map(str, arguments)]
     os.set_inheritable(lock, True)
     # The shell ends at once, so that the server is nobody's child: Spark ends Python workers as it likes. It stays in

@@ -573,6 +573,36 @@ def test_server_when_nobody_asks_for_long_then_ends_and_leaves_no_file(local):
     assert list(local.iterdir()) == []
 
 
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"], ids=["forked", "spare"])
+def test_server_when_it_was_started_ahead_then_is_one_and_the_first_process_is_its_own(local, monkeypatch, backend):
+    # As `Calls` has it.
+    monkeypatch.setenv("PYTEST_CURRENT_TEST", "")
+    for _ in range(2):
+        warm_processes.start_server(backend, WARM, threads=1, spares=1)
+    (server,) = wait_until(lambda: [process for process in servers_in(local) if is_begun(process, backend)])
+    # Where Keras cannot be forked after its import, a process has imported it and waits.
+    waiting = [process.pid for process in server.children()]
+    with Calls(WARM, backend=backend) as forked:
+        assert forked(process_calls.parent) == server.pid
+        assert waiting == ([] if backend == "tensorflow" else [forked(os.getpid)])
+
+
+def is_begun(server, backend):
+    return backend == "tensorflow" or server.children()
+
+
+def test_server_when_it_was_started_ahead_and_nobody_comes_then_ends_and_leaves_no_file(local):
+    warm_processes.start_server("tensorflow", WarmWorkers(limit=2, idle_s=0.5), threads=1, spares=1)
+    assert wait_until(lambda: servers_in(local))
+    assert wait_until(lambda: not servers_in(local))
+    assert list(local.iterdir()) == []
+
+
+def test_server_when_none_may_wait_then_none_is_started_ahead(local):
+    warm_processes.start_server("tensorflow", WarmWorkers(limit=0), threads=1, spares=1)
+    assert list(local.iterdir()) == []
+
+
 @pytest.mark.parametrize("backend", [None, "jax"], ids=["server", "with spares"])
 def test_server_when_it_is_asked_to_leave_then_does_so_after_its_last_process(local, backend):
     with Calls(WARM, backend=backend) as forked:
@@ -780,10 +810,10 @@ def test_executor_when_it_is_killed_while_rows_are_written_and_the_server_import
         assert wait_until((tmp_path / "gate.reached").exists)
         java.kill()
         task.kill()
-        # A server may import for long: the disk is not full meanwhile.
+        # A server may import for long: neither is the disk full meanwhile, nor does it go on.
         assert wait_until(lambda: not os.path.exists(folder))
-        gate.touch()
-        assert wait_until(lambda: not list(local.iterdir()))
+        assert wait_until(lambda: not list(local.iterdir()) and not servers_in(local))
+    assert not gate.exists()
 
 
 def test_server_when_a_stranger_asks_then_gives_it_nothing(executor, local, tmp_path):

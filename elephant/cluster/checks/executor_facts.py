@@ -65,7 +65,10 @@ class ExecutorReport:
 
 
 def facts_function(
-    packages: Sequence[str], backends: Sequence[str], connect_back: Callable[[], str] | None = None
+    packages: Sequence[str],
+    backends: Sequence[str],
+    connect_back: Callable[[], str] | None = None,
+    preload: Callable[[], None] | None = None,
 ) -> Callable[[], dict[str, Any]]:
     """Returns the function that tells the facts.
 
@@ -74,6 +77,7 @@ def facts_function(
 
     Args:
         connect_back: Returns why the driver is not reached; None asks nothing.
+        preload: Begins what a fit will need on the executor; None begins nothing.
     """
     variables = (VARIABLE, "PYSPARK_PYTHON", "http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
 
@@ -129,6 +133,8 @@ def facts_function(
         except OSError:
             shared = None
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if preload is not None:
+            preload()
         return {
             "host": socket.gethostname(),
             "executor": executor(),
@@ -265,12 +271,19 @@ class Executors:
         with self._lock:
             return self._known_report[1] if self._known_report is not None and self._known_report[0] == key else None
 
-    def look(self, session: SparkSession, *, tasks: int, timeout_s: float) -> ExecutorReport:
-        """Asks the executors, in so many tasks where their number is not known, and keeps what they say."""
+    def look(
+        self, session: SparkSession, *, tasks: int, timeout_s: float, preload: Callable[[], None] | None = None
+    ) -> ExecutorReport:
+        """Asks the executors, in so many tasks where their number is not known, and keeps what they say.
+
+        Args:
+            preload: See `facts_function`.
+        """
         key = _key(session)
         names = key[1]
         try:
-            report = examine_executors(session, tasks=tasks if names is None else len(names), timeout_s=timeout_s)
+            count = tasks if names is None else len(names)
+            report = examine_executors(session, tasks=count, timeout_s=timeout_s, preload=preload)
         except Exception as error:
             return ExecutorReport(error=str(error) or type(error).__name__, missing=tasks)
         if not (names is not None and report.missing):
@@ -291,12 +304,17 @@ def _key(session: SparkSession) -> tuple[str | None, tuple[str, ...] | None]:
 
 
 def examine_executors(
-    session: SparkSession, *, tasks: int, timeout_s: float, connect_back: Callable[[], str] | None = None
+    session: SparkSession,
+    *,
+    tasks: int,
+    timeout_s: float,
+    connect_back: Callable[[], str] | None = None,
+    preload: Callable[[], None] | None = None,
 ) -> ExecutorReport:
     """Asks the executors for their facts; raises what `ask_executors` raises."""
     if not tasks:
         return ExecutorReport()
-    function = facts_function(PACKAGES, tuple(BACKENDS), connect_back)
+    function = facts_function(PACKAGES, tuple(BACKENDS), connect_back, preload)
     by_place = {
         (one["host"], one["executor"]): as_facts(one)
         for one in ask_executors(session, function, tasks=tasks, timeout_s=timeout_s)

@@ -32,6 +32,7 @@ from elephant.cluster.checks.session_checks import ALLOCATION
 from elephant.cluster.executors import allocates_dynamically, awaited_slots, running_executors, slots_of
 from elephant.cluster.gpu_plan import NONE, ResourcePlan, ResourceRequest, scheduling_settings
 from elephant.cluster.gpu_plan import plan as plan_devices
+from elephant.cluster.preload import await_preload
 from elephant.cluster.session import cpus_of_task, jvm_context, require_connect, require_running, session_settings
 from elephant.cluster.spark_private import java_context
 from elephant.config import FitConfig
@@ -290,6 +291,7 @@ def check_session(
 
 
 def _of_executors(session: SparkSession, requirements: Requirements, slots: int | None) -> list[CheckResult]:
+    await_preload()
     known_report = known_executors.known(session)
     check_results = [] if known_report is None else _checked(known_report, requirements)
     if known_report is not None and not any(found.failed for found in check_results):

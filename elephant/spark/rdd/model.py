@@ -26,6 +26,7 @@ from elephant.rank.job import BatchFunctions, TrainingJob, limited
 from elephant.spark.class_weights import class_weights
 from elephant.spark.evaluate import Evaluation, evaluate_rows
 from elephant.spark.fit import description_of, open_checkpoints, train
+from elephant.spark.model import preload_keras
 from elephant.spark.params import check_fit
 from elephant.spark.rdd.inference import Predictions, first_record, marked, predict, require_rdd, split_inputs
 from elephant.spark.rdd.schema import plan_inputs, plan_training
@@ -194,6 +195,7 @@ class SparkModel:
     ) -> None:
         known = [*_arguments(SparkModel), *OPTIONS]
         refuse_unknown(type(self).__name__, options, known, explained=_EXPLAINED)
+        preload_keras()
         self.custom_objects = dict(custom_objects or {})
         self.mode, self.frequency = full_mode(mode), plain_word(frequency)
         self.num_workers, self.batch_size, self.port = num_workers, batch_size, port
