@@ -28,6 +28,15 @@ class PlannedFiles(ABC):
             seed: Where parts can be mixed, they are, by it; None keeps neighbors together.
         """
 
+    def in_order(self, number: int) -> list[Part]:
+        """Returns parts of neighboring rows, so many at most, in the order of the files and of the rows in them."""
+        return self.deal(number, seed=None)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all files as they lie; zero where nothing tells."""
+        return 0
+
     @abstractmethod
     def read(self, part: Part, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """Yields the rows of a part, some megabytes at a time, with the asked columns in that order.
@@ -114,6 +123,21 @@ start=0, stop=2))]
             dealt[worker].append(Piece(file, group, place - (end - rows), stop - (end - rows)))
             place = stop
     return [tuple(sorted(pieces)) for pieces in dealt]
+
+
+def files_in_order(file_bytes: Sequence[int], number: int) -> list[tuple[Share, ...]]:
+    """Deals neighboring whole files out in parts, each of which ends with the file that fills it; none is empty.
+
+    >>> files_in_order([10, 10, 20], 2)
+    [(Share(file=0, index=0, count=1), Share(file=1, index=0, count=1)), (Share(file=2, index=0, count=1),)]
+    """
+    parts: dict[int, list[Share]] = {}
+    total, place = max(sum(file_bytes), 1), 0
+    for file, size in enumerate(file_bytes):
+        # By the middle of the file.
+        parts.setdefault((2 * place + size) * number // (2 * total), []).append(Share(file, 0, 1))
+        place += size
+    return [tuple(shares) for shares in parts.values()]
 
 
 def deal_files(file_bytes: Sequence[int], num_workers: int) -> list[tuple[Share, ...]]:
