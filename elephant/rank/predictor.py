@@ -46,6 +46,11 @@ class Predictor:
             return _ROWS
         return max(min(_CACHED_BYTES // row_bytes, _MOST_ROWS), min(_MOST_BYTES // row_bytes, _ROWS), _LEAST_ROWS)
 
+    @functools.cached_property
+    def test_function(self) -> Callable[[Any], Any] | None:
+        """Adds a batch to what the model's metrics hold; None where ``test_on_batch`` is all that there is."""
+        return current().test_function(self.model)
+
     def outputs(self, tensors: Tensors, fields: Sequence[Field], values: Sequence[Values], nest: Nest) -> list[Values]:
         """Returns the model's outputs for a batch: one array (rows, ...) per output.
 
