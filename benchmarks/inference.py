@@ -2,13 +2,14 @@
 
 ::
 
-    python benchmarks/inference.py                  # 200,000 rows of 784 floats; 2,000,000 of ten columns; 1,000,000 of text
+    python benchmarks/inference.py                     # 200,000 images, 2,000,000 rows of ten columns, 1,000,000 texts
     python benchmarks/inference.py --only ten_columns
 
-Transform reads its rows from a Parquet table, which ``model.predict`` does not have to, and Spark writes what
-comes out nowhere (its ``noop`` format). What Spark takes for that with a function that computes nothing is reported
-beside it: no function can be faster. The path of the table is given to transform and evaluate, too: tasks read its
-files then, and Spark gets the labels and the predictions alone. Texts are rows of 80 token ids. The first turn of each, in which the model is loaded and traced, is not counted.
+Images are 784 floats, texts the ids of 80 tokens. Transform reads its rows from a Parquet table, which
+``model.predict`` does not have to, and Spark writes what comes out nowhere (its ``noop`` format). What Spark takes for
+that with a function that computes nothing is reported beside it: no function can be faster. Transform and evaluate are
+given the path of the table, too: tasks read its files then, and Spark gets labels and predictions alone. The first turn
+of each, in which the model is loaded and traced, is not counted.
 ``model.predict`` and ``model.evaluate`` run in a process of its own that uses all cores, with batches of 1024 rows.
 
 UDFs take their turns when all others have had theirs: ``predict_batch_udf`` imports Keras into Spark's Python worker,

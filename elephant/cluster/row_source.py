@@ -24,7 +24,7 @@ from elephant.cluster.session import jvm_context, release
 from elephant.cluster.spark_job import RESULT_SCHEMA, InputStreamError, described
 from elephant.cluster.spark_private import arrow_batches, query_execution
 from elephant.data.casting import prepared_batch, prepared_batches
-from elephant.data.file_sources import Part, PlannedFiles, deal_files, files_in_order
+from elephant.data.file_sources import Part, PlannedFiles, deal_files, files_in_order, read_ahead
 from elephant.data.records import RecordPlan
 from elephant.data.schema import DataSchema
 from elephant.errors import TrainingError, user_error
@@ -465,8 +465,7 @@ def rows_of_parts(
     The numbers count, and not the task's own: in a union with others it has another one.
     """
     numbers = [number for batch in _received(batches) for number in batch.column(0).to_pylist()]
-    for number in numbers:
-        yield from files.read(parts[number], columns)
+    yield from read_ahead(batch for number in numbers for batch in files.read(parts[number], columns))
 
 
 def run_on_part(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +53,15 @@ class PlannedFiles(ABC):
                 if batch.num_rows:
                     return batch
         return None
+
+
+def read_ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yields batches, each of which a thread has read while the one before was used."""
+    with ThreadPoolExecutor(1, thread_name_prefix="elephant-reading") as pool:
+        following = pool.submit(next, batches, None)
+        while (batch := following.result()) is not None:
+            following = pool.submit(next, batches, None)
+            yield batch
 
 
 @dataclass(frozen=True, order=True)
