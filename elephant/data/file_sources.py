@@ -30,8 +30,11 @@ class PlannedFiles(ABC):
         """
 
     def in_order(self, number: int) -> list[Part]:
-        """Returns parts of neighboring rows, so many at most, in the order of the files and of the rows in them."""
-        return self.deal(number, seed=None)
+        """Returns parts of neighboring rows, so many at most, in the order of the files and of the rows in them.
+
+        One part has all rows where a format does not say how to divide them.
+        """
+        return self.deal(1, seed=None)
 
     @property
     def num_bytes(self) -> int:

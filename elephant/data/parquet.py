@@ -134,6 +134,10 @@ class ParquetFiles(PlannedFiles):
         """Returns the row groups, or parts of them, of each worker: equally many rows, within one."""
         return list(deal_rows([file.group_rows for file in self.files], num_workers, seed=seed))
 
+    def in_order(self, number: int) -> list[Part]:
+        """Returns the row groups, or parts of them, with equally many rows, within one."""
+        return self.deal(number, seed=None)
+
     @property
     def num_bytes(self) -> int:
         """Bytes of all files."""

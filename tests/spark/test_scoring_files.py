@@ -1,4 +1,4 @@
-"""``transform``, ``evaluate`` and ``predict`` on files: the tables that Spark reads, and what Keras gives for the rows."""
+"""``transform``, ``evaluate`` and ``predict`` on files: what Spark reads of them, and what Keras gives for their rows."""
 
 import datetime
 import decimal
@@ -24,7 +24,8 @@ from elephant.errors import ConfigurationError, DataError, SchemaError
 TYPES = (
     "id int, byte tinyint, short smallint, long bigint, d double, flag boolean, `a.b` decimal(12,3), day date, "
     "at timestamp, local timestamp_ntz, text string, texts array<string>, raw binary, marks map<string,int>, "
-    "inner struct<x:int,y:array<struct<z:decimal(6,2)>>>, features array<float>, vector VECTOR, part string"
+    "inner struct<x:int,y:array<struct<z:decimal(6,2)>>>, features array<float>, vector VECTOR, "
+    "pair struct<x:int,z:double>, part string"
 )
 ROWS = 60
 
@@ -51,6 +52,7 @@ def row_of(index, rng):
         (index, [(decimal.Decimal(index) / 4,), None] if present else None),
         values.tolist(),
         Vectors.dense(values[:3]) if index % 2 else Vectors.sparse(9, [1], [float(values[0])]),
+        (index, index / 4),
         ["x", "y z", None][index % 3],
     )
 
@@ -123,9 +125,9 @@ def test_transform_when_given_a_path_then_has_the_table_as_spark_reads_it_and_pr
     assert [row.rawPrediction for row in got] == [row.probability for row in got]
     # A part of a struct is read whether the struct is kept or not.
     one = regression(1)
-    parts = KerasModel(one).setFeaturesCol("inner").setPreprocessing(lambda batch: {"inner": batch["inner"]["x"]})
+    parts = KerasModel(one).setFeaturesCol("pair").setPreprocessing(lambda batch: batch["pair"]["x"])
     expected = one.predict(np.arange(ROWS, dtype="float32")[:, np.newaxis], verbose=0)[:, 0]
-    for columns in (["PART", "id"], ["inner", "id"]):
+    for columns in (["PART", "id"], ["pair", "id"]):
         frame = parts.transform(path, columns=columns)
         assert frame.columns == [columns[0].lower(), "id", "prediction"]
         np.testing.assert_allclose([row.prediction for row in frame.orderBy("id").collect()], expected, rtol=1e-5)
