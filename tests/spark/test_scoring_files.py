@@ -1,4 +1,4 @@
-"""``transform``, ``evaluate`` and ``predict`` on files: what Spark reads of them, and what Keras gives for their rows."""
+"""``transform``, ``evaluate`` and ``predict`` on files: the columns as Spark reads them, the numbers as Keras does."""
 
 import datetime
 import decimal
