@@ -2,11 +2,14 @@
 
 ::
 
-    python benchmarks/inference.py                  # 200,000 rows of 784 floats; 2,000,000 rows of ten columns
+    python benchmarks/inference.py                     # 200,000 images, 2,000,000 rows of ten columns, 1,000,000 texts
+    python benchmarks/inference.py --only ten_columns
 
-Transform reads its rows from a Parquet table, which ``model.predict`` does not have to, and Spark writes what
-comes out nowhere (its ``noop`` format). What Spark takes for that with a function that computes nothing is reported
-beside it: no function can be faster. The first turn of each, in which the model is loaded and traced, is not counted.
+Images are 784 floats, texts the ids of 80 tokens. Transform reads its rows from a Parquet table, which
+``model.predict`` does not have to, and Spark writes what comes out nowhere (its ``noop`` format). What Spark takes for
+that with a function that computes nothing is reported beside it: no function can be faster. Transform and evaluate are
+given the path of the table, too: tasks read its files then, and Spark gets labels and predictions alone. The first turn
+of each, in which the model is loaded and traced, is not counted.
 ``model.predict`` and ``model.evaluate`` run in a process of its own that uses all cores, with batches of 1024 rows.
 
 UDFs take their turns when all others have had theirs: ``predict_batch_udf`` imports Keras into Spark's Python worker,
@@ -33,11 +36,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from fit import write_parquet
 from report import Measurement, median_ratio, report
 from team import ANYWHERE, Member, Team
 from training import plain_environment
-from workloads import PIXELS, build_small_mlp, make_images
+from workloads import CLASSES, PIXELS, TOKENS, VOCABULARY, build_small_mlp, make_images
 
 _WORKERS = 2
 _BATCH_SIZE = 1024
@@ -70,6 +72,40 @@ def build_for_columns() -> Any:
     return model
 
 
+def make_texts(rows: int) -> Arrays:
+    """Returns rows of the ids of 80 tokens, and a class for each, in the form of `make_images`."""
+    ids = np.random.default_rng(1).integers(0, VOCABULARY, (rows, TOKENS), np.int32)
+    return {"x_train": ids, "y_train": ids.sum(axis=1, dtype=np.int32) % CLASSES}
+
+
+def write_lists(arrays: Arrays, folder: Path, files: int) -> None:
+    """Writes the rows as so many Parquet files, a list for each row."""
+    for number, rows in enumerate(np.array_split(np.arange(len(arrays["y_train"])), files)):
+        values = arrays["x_train"][rows]
+        offsets = np.arange(0, values.size + 1, values.shape[1], dtype=np.int32)
+        features = pa.ListArray.from_arrays(offsets, values.ravel())
+        pq.write_table(
+            pa.table({"features": features, "label": arrays["y_train"][rows]}), folder / f"part-{number}.parquet"
+        )
+
+
+def build_for_texts() -> Any:
+    """Returns a classifier of bags of words: 64,650 parameters."""
+    import keras
+
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            layers.Input((TOKENS,), dtype="int32"),
+            layers.Embedding(VOCABULARY, 32),
+            layers.GlobalAveragePooling1D(),
+            layers.Dense(CLASSES, "softmax"),
+        ]
+    )
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
 @dataclass(frozen=True)
 class Case:
     """A model and its rows.
@@ -79,17 +115,20 @@ class Case:
         make: Returns so many rows.
         write: Writes rows as so many Parquet files.
         features: The columns that the model takes.
+        target: Rows per second of transform on a path, over those of ``model.predict``.
     """
 
     build: Callable[[], Any]
     make: Callable[[int], Arrays]
     write: Callable[[Arrays, Path, int], None]
     features: tuple[str, ...]
+    target: float
 
 
 _CASES: Mapping[str, Case] = {
-    "mlp_118k": Case(build_small_mlp, make_images, write_parquet, ("features",)),
-    "ten_columns": Case(build_for_columns, make_columns, write_columns, _COLUMNS),
+    "mlp_118k": Case(build_small_mlp, make_images, write_lists, ("features",), 0.8),
+    "ten_columns": Case(build_for_columns, make_columns, write_columns, _COLUMNS, 0.9),
+    "texts": Case(build_for_texts, make_texts, write_lists, ("features",), 0.8),
 }
 
 
@@ -112,10 +151,10 @@ def seconds_of(frame: Any) -> float:
     return time.monotonic() - began
 
 
-def seconds_of_evaluation(fitted: Any, frame: Any) -> float:
+def seconds_of_evaluation(fitted: Any, dataset: Any) -> float:
     """Returns the seconds in which a model evaluates all rows."""
     began = time.monotonic()
-    fitted.evaluate(frame)
+    fitted.evaluate(dataset)
     return time.monotonic() - began
 
 
@@ -199,7 +238,9 @@ def measure(name: str, rows: int, repetitions: int) -> dict[str, list[float]]:
                 seconds = _turns(
                     {
                         "transform": lambda: seconds_of(fitted.transform(frame)),
+                        "transform_path": lambda: seconds_of(fitted.transform(folder, columns=["label"])),
                         "evaluate": lambda: seconds_of_evaluation(fitted, frame),
+                        "evaluate_path": lambda: seconds_of_evaluation(fitted, folder),
                         "predict": lambda: seconds_in_memory("predict"),
                         "keras_evaluate": lambda: seconds_in_memory("evaluate"),
                         "spark_alone": lambda: seconds_of(with_zeros(frame, case.features)),
@@ -207,7 +248,7 @@ def measure(name: str, rows: int, repetitions: int) -> dict[str, list[float]]:
                     repetitions,
                 )
             require_right(fitted, frame, model, case.features)
-            if case.features == ("features",):
+            if name == "mlp_118k":
                 model.save(Path(folder) / "_model.keras")
                 ours, *theirs = udfs(str(Path(folder) / "_model.keras"))
                 names = ("predict_udf", "predict_batch_udf", "batch_udf_on_batch")
@@ -227,14 +268,18 @@ def _turns(contenders: Mapping[str, Callable[[], float]], repetitions: int) -> d
 
 
 def main() -> None:
-    """Measures both cases."""
+    """Measures all cases."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=200_000, help="of 784 floats (200000)")
     parser.add_argument("--repetitions", type=int, default=5, help="of both sides (5)")
     parser.add_argument("--columns-rows", type=int, default=2_000_000, help="of ten columns (2000000)")
+    parser.add_argument("--text-rows", type=int, default=1_000_000, help="of text (1000000)")
+    parser.add_argument("--only", choices=_CASES, help="one of the cases")
     options = parser.parse_args()
-    for name, rows in (("mlp_118k", options.rows), ("ten_columns", options.columns_rows)):
-        report_case(name, rows, measure(name, rows, options.repetitions))
+    counts = {"mlp_118k": options.rows, "ten_columns": options.columns_rows, "texts": options.text_rows}
+    for name, rows in counts.items():
+        if options.only in (None, name):
+            report_case(name, rows, measure(name, rows, options.repetitions))
 
 
 def report_case(name: str, rows: int, seconds: Mapping[str, list[float]]) -> None:
@@ -244,6 +289,8 @@ def report_case(name: str, rows: int, seconds: Mapping[str, list[float]]) -> Non
         ("transform_against_spark_alone", "spark_alone", "transform", None),
         ("evaluate_against_transform", "transform", "evaluate", 1.0),
         ("evaluate_against_keras", "keras_evaluate", "evaluate", None),
+        ("transform_path_against_predict", "predict", "transform_path", _CASES[name].target),
+        ("evaluate_path_against_keras", "keras_evaluate", "evaluate_path", 0.9),
         ("predict_udf_against_predict_batch_udf", "predict_batch_udf", "predict_udf", 2.0),
         ("predict_udf_against_predict_on_batch", "batch_udf_on_batch", "predict_udf", None),
     )

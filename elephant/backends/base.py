@@ -427,6 +427,13 @@ class Backend(ABC):
         inputs = keras.utils.unpack_x_y_sample_weight
         return lambda *arrays: model.predict_on_batch(inputs(form.assembled(arrays))[0])
 
+    def test_function(self, model: keras.Model) -> Callable[[Any], Any] | None:
+        """Returns a function that adds a batch to what a model's metrics hold, and returns what its ``test_step`` does.
+
+        None where ``test_on_batch``, which has the metrics begin anew, is all that there is.
+        """
+        return None
+
 
 def in_places(found: Sequence[Any], are_floats: Sequence[bool]) -> list[Any]:
     """Returns the gradients of tensors, of those that are floats as they were found; None in the others' places.

@@ -461,6 +461,17 @@ class TensorFlowBackend(Backend):
         compiled: Callable[..., Any] = tf.function(functools.partial(step), input_signature=signature, autograph=False)
         return compiled
 
+    def test_function(self, model: keras.Model) -> Callable[[Any], Any] | None:
+        if model.run_eagerly:
+            return None
+        import tensorflow as tf
+
+        # Without Keras' iterators, and its look at the metrics after each batch.
+        compiled: Callable[[Any], Any] = tf.function(
+            lambda batch: model.test_step(batch), autograph=False, reduce_retracing=True
+        )
+        return compiled
+
 
 class GraphSteps:
     """Steps of a model in one call of a graph: one graph for batches of any rows, and one for whole batches.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 import time
@@ -35,6 +36,7 @@ _POLL_S = 0.5
 _DECOMMISSIONED = "decommission"
 _LOOK_S = 2.0
 _NEWS_S = 0.05
+_USUAL_PART_BYTES, _MOST_PART_BYTES = 128 << 20, 1 << 30
 _SPLITS = re.compile(r"Range \(.*splits=(?:Some\()?(\d+)")
 
 
@@ -292,6 +294,18 @@ def expected_slots(session: SparkSession, profile: TaskProfile | None = None) ->
         # How many devices executors that are still to come will have is not known.
         return slots
     return max(slots, promised_slots(setting(session, "spark.master") or "", session_settings(session)) or 0)
+
+
+def parts_of_files(session: SparkSession, num_bytes: int) -> int:
+    """Returns in how many parts the tasks of a stage read files of so many bytes.
+
+    Every slot has one, or several where one would be large, as a lost task begins its own anew. Where slots are not
+    known, parts are as large as Spark makes them.
+    """
+    slots = expected_slots(session)
+    if not slots:
+        return max(math.ceil(num_bytes / _USUAL_PART_BYTES), 2)
+    return slots * max(math.ceil(num_bytes / (slots * _MOST_PART_BYTES)), 1)
 
 
 def awaited_slots(

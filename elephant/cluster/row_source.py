@@ -25,7 +25,7 @@ from elephant.cluster.session import jvm_context, release
 from elephant.cluster.spark_job import RESULT_SCHEMA, InputStreamError, described
 from elephant.cluster.spark_private import arrow_batches, query_execution
 from elephant.data.casting import prepared_batch, prepared_batches
-from elephant.data.file_sources import Part, PlannedFiles, deal_files
+from elephant.data.file_sources import Part, PlannedFiles, deal_files, files_in_order, read_ahead
 from elephant.data.records import RecordPlan
 from elephant.data.schema import DataSchema
 from elephant.errors import TrainingError, user_error
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pyspark import RDD
     from pyspark.resource import ResourceProfile
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 # One row in, at most one row out, partition by partition.
 _NARROW = frozenset(
@@ -155,6 +156,16 @@ class ArrowRows(RowSource):
         return list(results.withResources(profile).collect())
 
 
+def arrow_schema(columns: StructType) -> pa.Schema:
+    """Returns the types in which Spark hands columns on, timestamps with a zone in UTC."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    # Later versions ask for the zone.
+    has_zone = "timezone" in inspect.signature(to_arrow_schema).parameters
+    zone: dict[str, Any] = {"timezone": "UTC"} if has_zone else {}
+    return to_arrow_schema(columns, **zone)
+
+
 @dataclass(eq=False)
 class FrameRows(ArrowRows):
     """The rows of a DataFrame, which are cast in the tasks.
@@ -196,15 +207,10 @@ class FrameRows(ArrowRows):
         return None if self.first is None or self.schema is None else prepared_batch(self.first, self.schema)
 
     def _first(self) -> pa.RecordBatch | None:
-        from pyspark.sql.pandas.types import to_arrow_schema
-
         row = self.frame.first()
         if row is None:
             return None
-        # Later versions ask for the zone of timestamps; what is looked at here is the shape of the row.
-        has_zone = "timezone" in inspect.signature(to_arrow_schema).parameters
-        zone: dict[str, Any] = {"timezone": "UTC"} if has_zone else {}
-        return pa.RecordBatch.from_pylist([row.asDict(recursive=True)], to_arrow_schema(self.frame.schema, **zone))
+        return pa.RecordBatch.from_pylist([row.asDict(recursive=True)], arrow_schema(self.frame.schema))
 
     def estimated_bytes(self) -> int | None:
         """Returns Spark's own estimate."""
@@ -335,6 +341,15 @@ class RecordFiles(PlannedFiles):
         """Returns the files, or every n-th record of them, of each worker; the seed has no part in it."""
         return list(deal_files([file.size for file in self.files], num_workers))
 
+    def in_order(self, number: int) -> list[Part]:
+        """Returns neighboring whole files: a record is found by those before it alone."""
+        return list(files_in_order([file.size for file in self.files], number))
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
+
     def first(self, columns: list[str]) -> pa.RecordBatch | None:
         """Returns some rows, which this very process reads: the driver, which has TensorFlow already."""
         from elephant.rank.input.tfrecord_reader import read_shares
@@ -400,6 +415,7 @@ class FileRows(ArrowRows):
         schema: What their columns become.
         number: Parts that they are dealt out in.
         seed: What row groups are mixed by; None keeps neighbors together.
+        in_order: Whether the parts follow each other as the rows do in the files, and may be fewer for that.
         first: The first row, where that is known already.
     """
 
@@ -408,6 +424,7 @@ class FileRows(ArrowRows):
     schema: DataSchema
     number: int
     seed: int | None
+    in_order: bool = False
     first: pa.RecordBatch | None = None
 
     @property
@@ -432,19 +449,29 @@ class FileRows(ArrowRows):
 
     def mapped(self, task: TaskFunction) -> tuple[DataFrame, TaskFunction]:
         """Returns a frame of numbers: each task reads its part of the files itself."""
-        parts = self.files.deal(self.number, seed=self.seed)
-        function = functools.partial(run_on_part, task, self.files, self.schema, parts)
-        return self.spark.range(0, self.number, 1, self.number), function
+        files, number = self.files, self.number
+        parts = files.in_order(number) if self.in_order else files.deal(number, seed=self.seed)
+        return numbered_parts(self.spark, parts), functools.partial(run_on_part, task, files, self.schema, parts)
+
+
+def numbered_parts(session: SparkSession, parts: list[Part]) -> DataFrame:
+    """Returns a frame of the numbers of parts, a partition each, which tell its tasks what to read."""
+    return session.range(0, len(parts), 1, max(len(parts), 1))
+
+
+def rows_of_parts(
+    files: PlannedFiles, parts: list[Part], columns: list[str], batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Yields the rows of the parts whose numbers Spark sends.
+
+    The numbers count, and not the task's own: in a union with others it has another one.
+    """
+    numbers = [number for batch in _received(batches) for number in batch.column(0).to_pylist()]
+    yield from read_ahead(batch for number in numbers for batch in files.read(parts[number], columns))
 
 
 def run_on_part(
     task: TaskFunction, files: PlannedFiles, schema: DataSchema, parts: list[Part], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Runs a task on the rows that it is to read itself; the function that ``mapInArrow`` runs."""
-    from pyspark import TaskContext
-
-    for _ in _received(batches):
-        pass
-    context = TaskContext.get()
-    partition = 0 if context is None else int(context.partitionId())
-    return task(prepared_batches(files.read(parts[partition], schema.columns), schema))
+    return task(prepared_batches(rows_of_parts(files, parts, schema.columns, batches), schema))

@@ -60,6 +60,16 @@ def prepared_column(columns: Sequence[pa.Array], field: Field, *, first_row: int
     return _in_lists(lists, lambda values: _numbers(values, field, None))
 
 
+def cast_to(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Returns a column in the type that Spark has for it; nanoseconds are cut off.
+
+    Raises:
+        pyarrow.ArrowInvalid: The type does not hold a value.
+    """
+    column = _plain(column)
+    return column if column.type == kind else column.cast(options=pc.CastOptions(kind, allow_time_truncate=True))
+
+
 def _plain(column: pa.Array) -> pa.Array:
     """Returns a column without what is about its encoding alone."""
     if isinstance(column, pa.ExtensionArray):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,18 @@ class PlannedFiles(ABC):
             seed: Where parts can be mixed, they are, by it; None keeps neighbors together.
         """
 
+    def in_order(self, number: int) -> list[Part]:
+        """Returns parts of neighboring rows, so many at most, in the order of the files and of the rows in them.
+
+        One part has all rows where a format does not say how to divide them.
+        """
+        return self.deal(1, seed=None)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all files as they lie; zero where nothing tells."""
+        return 0
+
     @abstractmethod
     def read(self, part: Part, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """Yields the rows of a part, some megabytes at a time, with the asked columns in that order.
@@ -43,6 +56,15 @@ class PlannedFiles(ABC):
                 if batch.num_rows:
                     return batch
         return None
+
+
+def read_ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yields batches, each of which a thread has read while the one before was used."""
+    with ThreadPoolExecutor(1, thread_name_prefix="elephant-reading") as pool:
+        following = pool.submit(next, batches, None)
+        while (batch := following.result()) is not None:
+            following = pool.submit(next, batches, None)
+            yield batch
 
 
 @dataclass(frozen=True, order=True)
@@ -114,6 +136,21 @@ start=0, stop=2))]
             dealt[worker].append(Piece(file, group, place - (end - rows), stop - (end - rows)))
             place = stop
     return [tuple(sorted(pieces)) for pieces in dealt]
+
+
+def files_in_order(file_bytes: Sequence[int], number: int) -> list[tuple[Share, ...]]:
+    """Deals neighboring whole files out in parts, each of which ends with the file that fills it; none is empty.
+
+    >>> files_in_order([10, 10, 20], 2)
+    [(Share(file=0, index=0, count=1), Share(file=1, index=0, count=1)), (Share(file=2, index=0, count=1),)]
+    """
+    parts: dict[int, list[Share]] = {}
+    total, place = max(sum(file_bytes), 1), 0
+    for file, size in enumerate(file_bytes):
+        # By the middle of the file.
+        parts.setdefault((2 * place + size) * number // (2 * total), []).append(Share(file, 0, 1))
+        place += size
+    return [tuple(shares) for shares in parts.values()]
 
 
 def deal_files(file_bytes: Sequence[int], num_workers: int) -> list[tuple[Share, ...]]:

@@ -134,6 +134,15 @@ class ParquetFiles(PlannedFiles):
         """Returns the row groups, or parts of them, of each worker: equally many rows, within one."""
         return list(deal_rows([file.group_rows for file in self.files], num_workers, seed=seed))
 
+    def in_order(self, number: int) -> list[Part]:
+        """Returns the row groups, or parts of them, with equally many rows, within one."""
+        return self.deal(number, seed=None)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(file.found.size for file in self.files)
+
     def read(self, part: Part, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """Yields the rows of a part in the order of the files."""
         system, _ = open_file_system(self.url)

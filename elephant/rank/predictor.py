@@ -19,10 +19,10 @@ from elephant.modeling.fixed_batch import most_rows
 from elephant.rank.input.tensors import Tensors
 
 # Rows of a batch: as a rule; and at least, and at most, by the bytes of what the widest layer gives for them. Rows of a
-# few bytes are computed in a fraction of what a call takes; more of longer ones would only leave the processor's cache.
+# few bytes are computed in a fraction of what a call takes.
 _ROWS = 1024
 _LEAST_ROWS, _MOST_BYTES = 32, 256 << 20
-_MOST_ROWS, _CACHED_BYTES = 8192, 2 << 20
+_MOST_ROWS, _USUAL_BYTES = 8192, 16 << 20
 _ELEMENT_BYTES = 4
 
 
@@ -44,7 +44,12 @@ class Predictor:
         row_bytes = _most_bytes(self.model)
         if row_bytes is None:
             return _ROWS
-        return max(min(_CACHED_BYTES // row_bytes, _MOST_ROWS), min(_MOST_BYTES // row_bytes, _ROWS), _LEAST_ROWS)
+        return max(min(_USUAL_BYTES // row_bytes, _MOST_ROWS), min(_MOST_BYTES // row_bytes, _ROWS), _LEAST_ROWS)
+
+    @functools.cached_property
+    def test_function(self) -> Callable[[Any], Any] | None:
+        """Adds a batch to what the model's metrics hold; None where ``test_on_batch`` is all that there is."""
+        return current().test_function(self.model)
 
     def outputs(self, tensors: Tensors, fields: Sequence[Field], values: Sequence[Values], nest: Nest) -> list[Values]:
         """Returns the model's outputs for a batch: one array (rows, ...) per output.

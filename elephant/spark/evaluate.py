@@ -124,15 +124,17 @@ def combined(evaluation: Evaluation, parts: Sequence[bytes]) -> dict[str, Any]:
 
 
 def _metric_sums(evaluation: Evaluation) -> MetricSums:
-    model = evaluation.model.loaded().model
+    predictor = evaluation.model.loaded()
     from elephant.rank.metrics.metric_sums import MetricSums
 
-    return MetricSums(model)
+    return MetricSums(predictor.model, predictor.test_function)
 
 
 def _try_out(sums: MetricSums, evaluation: Evaluation, columns: Sequence[pa.Array], num_rows: int) -> None:
     """Tries the metrics out on the first batch, of so many rows, whole and in two parts of different sizes."""
-    if num_rows > 1:
+    from elephant.rank.metrics.metric_sums import may_not_add_up
+
+    if num_rows > 1 and may_not_add_up(evaluation.model.loaded().model):
         first = [column.slice(0, num_rows) for column in columns]
         whole, parts = (_batches(evaluation, rows, first) for rows in (num_rows, num_rows - max(num_rows // 3, 1)))
         sums.try_out(whole[0], parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import keras
 import numpy as np
@@ -23,17 +23,20 @@ from elephant.monitor.report import curve_svg, table_html
 from elephant.monitor.summary import FitSummary
 from elephant.spark.columns.column_selection import ColumnSelection
 from elephant.spark.evaluate import Evaluation, evaluate_rows
+from elephant.spark.file_formats import Files
 from elephant.spark.hadoop_files import running_session
 from elephant.spark.params import ModelParams, chosen_values, input_selection, labelled_selection, optional, require_own
 from elephant.spark.saving.embedding_table import EmbeddingTable, embedding_table
 from elephant.spark.saving.model_files import SUFFIXES, export_model, source_of, write_model
 from elephant.spark.saving.persistence import FUNCTIONS, SavedParts, SavedStage
-from elephant.spark.training_data import frame_of, require_frame, rows_of_frame
+from elephant.spark.training_data import files_of, frame_of, require_frame, rows_of_files, rows_of_frame
 from elephant.spark.transform import (
+    Scoring,
     add_predictions,
     checked_batch_size,
     collected_predictions,
     packed_model,
+    predictions_of_files,
     require_evaluable,
 )
 from elephant.task.model_batches import PackedFunction
@@ -43,6 +46,10 @@ from elephant.task.warm_processes import preload_function
 if TYPE_CHECKING:
     import pandas as pd
     from pyspark.ml.param import Param
+
+
+# What is taken beside DataFrames of Spark, for errors.
+_OR_FILES = ", the path of files, or elephant.Files"
 
 
 class KerasModel(Model, ModelParams, SavedStage):
@@ -240,27 +247,50 @@ class KerasModel(Model, ModelParams, SavedStage):
         return embedding_table(self.model, name)
 
     @brief_errors
-    def transform(self, dataset: DataFrame, params: dict[Param[Any], Any] | None = None) -> DataFrame:
-        """Returns the DataFrame with the model's predictions beside its columns. Lazy, as all of Spark.
+    def transform(
+        self,
+        dataset: DataFrame | str | os.PathLike[str] | Files,
+        params: dict[Param[Any], Any] | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+    ) -> DataFrame:
+        """Returns a DataFrame with the model's predictions beside the columns of a dataset. Lazy, as all of Spark.
 
         Args:
-            dataset: A DataFrame with the columns that the model takes.
+            dataset: A DataFrame with the columns that the model takes; or the path of files, or `elephant.Files`, which
+                are listed now, and which the tasks read themselves, without Spark's JVM.
             params: Params of this model, or of the estimator that fitted it, which hold for this call.
+            columns: Of files, the columns to keep; None keeps all of them. The model's own need not be among them.
 
         Raises:
             SchemaError: A column is missing or unusable, or an output column is there already.
-            ConfigurationError: A param is one of another stage.
+            ConfigurationError: A param is one of another stage, there are no files, or columns are not those of files.
+
+        Examples:
+            >>> scored = fitted.transform("/data/day=2026-11-28", columns=["id"])  # doctest: +SKIP
+            >>> scored.write.parquet("/data/scores")  # doctest: +SKIP
         """
         require_own(self, params, "Take it from the model, or from the estimator that has fitted it.")
-        return super().transform(dataset, params)
+        files = files_of(dataset)
+        if files is not None:
+            stage = self.copy(params) if params else self
+            return predictions_of_files(files, stage._scoring(), columns)
+        if columns is not None:
+            raise ConfigurationError(
+                "columns: expected a path or elephant.Files, of whose columns some are kept. Received: a DataFrame. "
+                "Select from what transform returns."
+            )
+        return super().transform(cast("DataFrame", dataset), params)
 
     @brief_errors
     def _transform(self, dataset: DataFrame) -> DataFrame:
-        require_frame(dataset, "transform")
-        return add_predictions(
-            dataset,
-            self._spec.info,
-            self.packed(),
+        require_frame(dataset, "transform", _OR_FILES)
+        return add_predictions(dataset, self._scoring())
+
+    def _scoring(self) -> Scoring:
+        return Scoring(
+            info=self._spec.info,
+            model=self.packed(),
             selection=input_selection(self),
             prediction=self.getOrDefault(self.predictionCol),
             probability=self.getOrDefault(self.probabilityCol),
@@ -270,14 +300,15 @@ class KerasModel(Model, ModelParams, SavedStage):
         )
 
     @brief_errors
-    def evaluate(self, dataset: DataFrame) -> dict[str, Any]:
-        """Returns the loss and the metrics over all rows of a DataFrame, by name.
+    def evaluate(self, dataset: DataFrame | str | os.PathLike[str] | Files) -> dict[str, Any]:
+        """Returns the loss and the metrics over all rows of a dataset, by name.
 
         They are computed where the rows are, and are what ``model.evaluate`` of one process gives,
         within the rounding of floats, for any partitioning. Weights of ``weightCol`` count as in training.
 
         Args:
-            dataset: A DataFrame with the columns that the model was trained on.
+            dataset: A DataFrame with the columns that the model was trained on; or the path of files, or
+                `elephant.Files`, which the tasks read themselves.
 
         Raises:
             SchemaError: A column is missing or unusable.
@@ -287,12 +318,18 @@ class KerasModel(Model, ModelParams, SavedStage):
         Examples:
             >>> fitted.evaluate(test_df)["accuracy"]  # doctest: +SKIP
         """
-        require_frame(dataset, "evaluate")
+        files = files_of(dataset)
+        if files is None:
+            require_frame(dataset, "evaluate", _OR_FILES)
         require_evaluable(self._spec.info)
         info, function = self._spec.info, optional(self, self.preprocessing)
         selection = labelled_selection(self)
         self._require_labels(selection)
-        rows = rows_of_frame(dataset, info, selection, preprocessed=function is not None)
+        preprocessed = function is not None
+        if files is None:
+            rows = rows_of_frame(cast("DataFrame", dataset), info, selection, preprocessed=preprocessed)
+        else:
+            rows = rows_of_files(files, info, selection, None, preprocessed=preprocessed)
         packed = None
         if rows.target_schema is not None:
             packed = PackedFunction.of(function, rows.target_schema, [input_info.name for input_info in info.inputs])
@@ -311,36 +348,32 @@ class KerasModel(Model, ModelParams, SavedStage):
             )
 
     @brief_errors
-    def predict(self, dataset: DataFrame | pd.DataFrame) -> Any:
+    def predict(self, dataset: DataFrame | pd.DataFrame | str | os.PathLike[str] | Files) -> Any:
         """Returns the outputs of the model for all rows, as ``model.predict`` of one process gives it.
 
         It is computed where the rows are, as in ``transform``, and comes to the driver: outputs as they are, without
         classes or softmax. All of them have to fit the driver's memory and ``spark.driver.maxResultSize``.
 
         Args:
-            dataset: A DataFrame with the columns that the model takes, or a pandas DataFrame, whose rows go to the
-                executors first.
+            dataset: A DataFrame with the columns that the model takes; a pandas DataFrame, whose rows go to the
+                executors first; or the path of files, or `elephant.Files`, which the tasks read themselves.
 
         Returns:
-            An array (rows, ...) in the order of ``dataset.collect()``; a list or a dictionary of arrays for several
-            outputs. An output with a length of its own for every row is an array of objects (rows,), an array each.
+            An array (rows, ...) in the order of ``dataset.collect()``, or of files by their paths; a list or a
+            dictionary of arrays for several outputs. An output with a length of its own for every row is an array of
+            objects (rows,), an array each.
 
         Raises:
             SchemaError: A column is missing or unusable.
             DataError: There are no rows, or one does not fit the model.
-            TypeError: The dataset is no DataFrame.
+            TypeError: The dataset is none of these.
 
         Examples:
             >>> fitted.predict(test_df).argmax(axis=1)  # doctest: +SKIP
         """
-        return collected_predictions(
-            frame_of(dataset, "predict"),
-            self._spec.info,
-            self.packed(),
-            selection=input_selection(self),
-            batch_size=optional(self, self.inferenceBatchSize),
-            preprocessing=optional(self, self.preprocessing),
-        )
+        files = files_of(dataset)
+        rows = frame_of(dataset, "predict", _OR_FILES) if files is None else files
+        return collected_predictions(rows, self._scoring())
 
     @brief_errors
     def export(self, path: str | os.PathLike[str], format: str = "tf_saved_model", **options: Any) -> None:

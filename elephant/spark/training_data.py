@@ -15,6 +15,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from elephant.cluster.executors import parts_of_files
 from elephant.cluster.prepared_rows import Fold, PreparedRows, RowsOnDisk
 from elephant.cluster.row_source import SINCE_4, FileRows, FrameRows, RowSource
 from elephant.cluster.session import require_running
@@ -48,10 +49,9 @@ def dataset_of(given: Any) -> DataFrame | Files:
         TypeError: It is none of these.
         ClusterError: There is no Spark session, whose executors a DataFrame of pandas goes to.
     """
-    if isinstance(given, (str, os.PathLike)):
-        return Files(os.fspath(given))
-    if isinstance(given, Files) or is_frame(given):
-        return cast("DataFrame | Files", given)
+    files = files_of(given)
+    if files is not None or is_frame(given):
+        return cast("DataFrame", given) if files is None else files
     if _is_of_pandas(given):
         return _frame_of_pandas(active_session("take the rows"), given)
     raise TypeError(
@@ -60,15 +60,22 @@ def dataset_of(given: Any) -> DataFrame | Files:
     )
 
 
+def files_of(given: Any) -> Files | None:
+    """Returns the files that a dataset is, by their path or as they are; None for all else."""
+    if isinstance(given, (str, os.PathLike)):
+        return Files(os.fspath(given))
+    return given if isinstance(given, Files) else None
+
+
 def is_frame(given: Any) -> bool:
     """Returns whether it is a DataFrame of Spark, classic or of Spark Connect."""
     return hasattr(given, "sparkSession")
 
 
-def require_frame(given: Any, caller: str) -> None:
-    """Raises TypeError for what is no DataFrame of Spark."""
+def require_frame(given: Any, caller: str, others: str = "") -> None:
+    """Raises TypeError for what is no DataFrame of Spark; others are what the caller takes beside, for the message."""
     if not is_frame(given):
-        raise TypeError(f"{caller}: expected a DataFrame of Spark. Received: {_described(given)}")
+        raise TypeError(f"{caller}: expected a DataFrame of Spark{others}. Received: {_described(given)}")
 
 
 def _is_of_pandas(given: Any) -> bool:
@@ -76,11 +83,11 @@ def _is_of_pandas(given: Any) -> bool:
     return ("pandas", "DataFrame") in names
 
 
-def frame_of(given: Any, caller: str) -> DataFrame:
+def frame_of(given: Any, caller: str, others: str = "") -> DataFrame:
     """Returns a DataFrame of Spark: the one given, or one of the rows of pandas'; raises TypeError for all else."""
     if _is_of_pandas(given):
         return _frame_of_pandas(active_session("take the rows", caller), given, caller)
-    require_frame(given, caller)
+    require_frame(given, caller, others)
     return cast("DataFrame", given)
 
 
@@ -213,19 +220,22 @@ def rows_of_frame(
 
 
 def rows_of_files(
-    files: Files, info: ModelInfo, selection: ColumnSelection, config: FitConfig, *, preprocessed: bool
+    files: Files, info: ModelInfo, selection: ColumnSelection, config: FitConfig | None, *, preprocessed: bool
 ) -> TrainingData:
     """Returns the rows of files, which the executors of the active session read.
 
     Args:
-        config: Tells workers, seed and whether rows are shuffled.
+        config: Tells workers, seed and whether rows are shuffled; None has every task slot read a part of them.
     """
-    session = active_session()
+    session = active_session(caller="evaluate" if config is None else "fit")
     opened = open_files(files, info, selection)
-    seed = config.seed if config.shuffle else None
+    if config is None:
+        number, seed = parts_of_files(session, opened.files.num_bytes), None
+    else:
+        number, seed = config.num_workers, config.seed if config.shuffle else None
 
     def rows_of(schema: DataSchema) -> FrameRows | FileRows:
-        return FileRows(session, opened.files, schema, config.num_workers, seed)
+        return FileRows(session, opened.files, schema, number, seed)
 
     return _training_data(opened.schema, info, selection, rows_of, preprocessed)
 

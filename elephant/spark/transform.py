@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 from packaging.version import Version
-from pyspark.ml.functions import array_to_vector
+from pyspark.ml.linalg import VectorUDT
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that every user of Spark knows)
 from pyspark.sql.types import DataType, StructField, StructType
 
-from elephant.cluster.row_source import FrameRows
+from elephant.cluster.executors import parts_of_files
+from elephant.cluster.row_source import FileRows, FrameRows, arrow_schema, numbered_parts
 from elephant.cluster.session import release, require_running
 from elephant.cluster.warm_workers import warm_workers
 from elephant.data.ragged import Values
@@ -29,8 +30,16 @@ from elephant.errors import ConfigurationError, DataError, SchemaError, warn_use
 from elephant.modeling.model_info import ModelInfo
 from elephant.modeling.model_spec import ModelSpec, Servable
 from elephant.spark.columns.column_selection import ColumnSelection, target_inputs
-from elephant.spark.columns.column_types import input_schema, raw_input_schema, selected_columns, undecided_vectors
-from elephant.spark.columns.spark_types import spark_type
+from elephant.spark.columns.column_types import (
+    find_column,
+    input_schema,
+    raw_input_schema,
+    selected_columns,
+    undecided_vectors,
+)
+from elephant.spark.columns.spark_types import spark_type, with_nulls
+from elephant.spark.file_formats import Files, open_files
+from elephant.spark.training_data import active_session
 from elephant.task.model_batches import PackedFunction, pickled
 from elephant.task.model_cache import PackedModel
 from elephant.task.predict_task import (
@@ -39,6 +48,7 @@ from elephant.task.predict_task import (
     joined,
     predict_arrays,
     predict_batches,
+    predict_files,
     predict_structs,
     transformed_columns,
     unpacked_outputs,
@@ -66,79 +76,124 @@ def packed(servable: Servable, *, model_id: str) -> PackedModel:
     return PackedModel(model_id, servable.settings.backend, content, warm_workers(SparkSession.getActiveSession()))
 
 
-def add_predictions(
-    frame: DataFrame,
-    info: ModelInfo,
-    model: PackedModel,
-    *,
-    selection: ColumnSelection,
-    prediction: str,
-    probability: str,
-    raw_prediction: str,
-    batch_size: int | None,
-    preprocessing: Callable[..., Any] | None = None,
-) -> DataFrame:
-    """Returns the frame with the model's predictions beside its columns. Lazy, as all of Spark.
+@dataclass(frozen=True, kw_only=True)
+class Scoring:
+    """A model, the columns that it takes, and the names of those that it adds.
 
     Args:
+        info: What the model takes and gives.
+        model: The model.
+        selection: The columns that it is given.
+        prediction: See `elephant.task.predict_task.transformed_columns`, as the next two.
+        batch_size: Rows that go through the model at a time; None leaves that to the model.
         preprocessing: The user's function that makes of the columns what the model takes, or None.
+
+    Raises:
+        ConfigurationError: Rows go through at a time that are none.
+    """
+
+    info: ModelInfo
+    model: PackedModel
+    selection: ColumnSelection
+    prediction: str
+    probability: str
+    raw_prediction: str
+    batch_size: int | None
+    preprocessing: Callable[..., Any] | None = None
+
+    def __post_init__(self) -> None:
+        checked_batch_size(self.batch_size)
+
+    def task(self, columns: StructType) -> Prediction:
+        """Returns the order to the tasks; raises SchemaError where a features column is missing or unusable."""
+        schema, function = _prepared(columns, self.info, self.selection, self.preprocessing)
+        return Prediction(
+            model=self.model, schema=schema, outputs=self.info.y, batch_size=self.batch_size, function=function
+        )
+
+    def added(self, beside: Sequence[str]) -> list[OutputColumn]:
+        """Returns the columns to add; raises SchemaError where one is among those beside them already."""
+        columns = transformed_columns(
+            self.info.outputs,
+            prediction=self.prediction,
+            probability=self.probability,
+            raw_prediction=self.raw_prediction,
+        )
+        _refuse_taken_names(beside, [column.name for column in columns])
+        if not columns:
+            warn_user("transform: expected the name of a column to add. Received: none. Set predictionCol.")
+        return columns
+
+
+def add_predictions(frame: DataFrame, scoring: Scoring) -> DataFrame:
+    """Returns the frame with the model's predictions beside its columns. Lazy, as all of Spark.
 
     Raises:
         ClusterError: The frame's session was stopped.
         SchemaError: A features column is missing or unusable, or an output column is there already.
     """
     require_running(frame.sparkSession)
-    output_columns = transformed_columns(
-        info.outputs, prediction=prediction, probability=probability, raw_prediction=raw_prediction
-    )
-    _refuse_taken_names(frame, [column.name for column in output_columns])
-    schema, function = _prepared(frame.schema, info, selection, preprocessing)
-    task = Prediction(
-        model=model,
-        schema=schema,
-        outputs=info.y,
-        batch_size=checked_batch_size(batch_size),
-        function=function,
-    )
+    output_columns, task = scoring.added(frame.columns), scoring.task(frame.schema)
     if not output_columns:
-        warn_user("transform: expected the name of a column to add. Received: none. Set predictionCol.")
         return frame
     add = _with_udf if has_arrow_udfs(frame) else _with_map
-    return add(frame, selected_columns(frame.schema, schema), task, output_columns)
+    return add(frame, selected_columns(frame.schema, task.schema), task, output_columns)
 
 
-def collected_predictions(
-    frame: DataFrame,
-    info: ModelInfo,
-    model: PackedModel,
-    *,
-    selection: ColumnSelection,
-    batch_size: int | None,
-    preprocessing: Callable[..., Any] | None = None,
-) -> Any:
-    """Returns the model's outputs for all rows in the frame's order, nested as Keras' ``predict`` nests them.
+def predictions_of_files(files: Files, scoring: Scoring, columns: Sequence[str] | None) -> DataFrame:
+    """Returns the rows of files with the model's predictions beside their columns. They are listed now, and read later.
 
-    The arguments are those of `add_predictions`.
+    Args:
+        columns: Those to keep; None keeps all.
 
     Raises:
-        ClusterError: The frame's session was stopped.
+        ClusterError: There is no Spark session.
+        ConfigurationError: There are no files, or of no known format.
+        SchemaError: A column is missing or unusable, or an output column is there already.
+    """
+    session = active_session(caller="transform")
+    opened = open_files(files, scoring.info, scoring.selection)
+    kept = with_nulls(opened.schema)
+    if columns is not None:
+        kept = StructType([find_column(kept, name, "columns") for name in columns])
+    _refuse_unknown_types(kept)
+    output_columns, task = scoring.added(kept.names), scoring.task(opened.schema)
+    parts = opened.files.in_order(parts_of_files(session, opened.files.num_bytes))
+
+    def function(computed: Sequence[OutputColumn]) -> functools.partial[Iterator[pa.RecordBatch]]:
+        return functools.partial(predict_files, task, computed, arrow_schema(kept), opened.files, parts)
+
+    return _mapped(numbered_parts(session, parts), kept, output_columns, function)
+
+
+def collected_predictions(dataset: DataFrame | Files, scoring: Scoring) -> Any:
+    """Returns the model's outputs for all rows in the dataset's order, nested as Keras' ``predict`` nests them.
+
+    The order of files is that of their paths.
+
+    Raises:
+        ClusterError: The frame's session was stopped, or there is none.
         SchemaError: A features column is missing or unusable.
         DataError: There are no rows, or one does not fit the model.
     """
-    require_running(frame.sparkSession)
-    schema, function = _prepared(frame.schema, info, selection, preprocessing)
-    task = Prediction(
-        model=model, schema=schema, outputs=info.y, batch_size=checked_batch_size(batch_size), function=function
-    )
-    rows = FrameRows(frame.select(*selected_columns(frame.schema, schema)), schema)
+    rows: FrameRows | FileRows
+    if isinstance(dataset, Files):
+        session = active_session(caller="predict")
+        opened = open_files(dataset, scoring.info, scoring.selection)
+        task, number = scoring.task(opened.schema), parts_of_files(session, opened.files.num_bytes)
+        rows = FileRows(session, opened.files, task.schema, number, seed=None, in_order=True)
+    else:
+        require_running(dataset.sparkSession)
+        task = scoring.task(dataset.schema)
+        rows = FrameRows(dataset.select(*selected_columns(dataset.schema, task.schema)), task.schema)
     results = rows.run(functools.partial(predict_arrays, task), barrier=False)
-    parts: list[list[Values]] = [[] for _ in info.outputs]
+    parts: list[list[Values]] = [[] for _ in scoring.info.outputs]
     for result in results:
         for part, values in zip(parts, unpacked_outputs(bytes(result["result"]), len(parts)), strict=True):
             part += values
     if not parts[0]:
         raise DataError("predict: expected rows. Received: none.")
-    return _with_lists(pack(info.y, [joined(part) for part in parts]))
+    return _with_lists(pack(scoring.info.y, [joined(part) for part in parts]))
 
 
 def _with_lists(outputs: Any) -> Any:
@@ -156,10 +211,7 @@ def _computed(output_columns: Sequence[OutputColumn]) -> dict[OutputColumn, Outp
 
 def _values(results: Mapping[OutputColumn, Column]) -> list[Column]:
     """Returns the columns to add, under their names."""
-    return [
-        (array_to_vector(result) if column.is_vector else result).alias(column.name)
-        for column, result in results.items()
-    ]
+    return [result.alias(column.name) for column, result in results.items()]
 
 
 def _prepared(
@@ -221,7 +273,7 @@ def arrow_udf(task: Prediction, columns: Sequence[OutputColumn]) -> Any:
 
     Spark runs it once for every row: what it takes to be deterministic it repeats, where a filter uses the result.
     """
-    kind = spark_type(columns[0].arrow_type) if len(columns) == 1 else struct_of(columns)
+    kind = _type_of(columns[0]) if len(columns) == 1 else struct_of(columns)
     function = functools.partial(predict_structs, task, tuple(columns))
     return as_arrow_udf(function, kind).asNondeterministic()
 
@@ -240,7 +292,11 @@ def as_arrow_udf(function: Callable[[Iterable[Any]], Iterator[pa.Array]], kind: 
 
 def struct_of(columns: Sequence[OutputColumn]) -> StructType:
     """Returns the type of a struct of output columns."""
-    return StructType([StructField(column.name, spark_type(column.arrow_type)) for column in columns])
+    return StructType([StructField(column.name, _type_of(column)) for column in columns])
+
+
+def _type_of(column: OutputColumn) -> DataType:
+    return VectorUDT() if column.is_vector else spark_type(column.arrow_type)
 
 
 def _with_udf(
@@ -265,26 +321,49 @@ def _with_map(
     frame: DataFrame, inputs: Sequence[Column], task: Prediction, output_columns: Sequence[OutputColumn]
 ) -> DataFrame:
     """Returns the same, made by a map through which all columns pass, and come out as new ones."""
-    kept = [StructField(f"c{i}", f.dataType, f.nullable, f.metadata) for i, f in enumerate(frame.schema.fields)]
-    names = [*(field.name for field in kept), *(f"i{place}" for place in range(len(inputs)))]
-    wide = frame.select("*", *inputs).toDF(*names)
+    names = [f"c{place}" for place in range(len(frame.columns) + len(inputs))]
+    given = frame.select("*", *inputs).toDF(*names)
+    return _mapped(given, frame.schema, output_columns, lambda made: functools.partial(predict_batches, task, made))
+
+
+def _mapped(
+    given: DataFrame,
+    kept: StructType,
+    output_columns: Sequence[OutputColumn],
+    function: Callable[[Sequence[OutputColumn]], Callable[..., Iterator[pa.RecordBatch]]],
+) -> DataFrame:
+    """Returns the columns that come out of a map: those that are kept, and those that are added.
+
+    Args:
+        function: Returns the map, which makes both of what it is given.
+    """
     computed = _computed(output_columns)
     columns = tuple(dict.fromkeys(computed.values()))
-    schema = StructType([*kept, *struct_of(columns).fields])
-    predicted = wide.mapInArrow(functools.partial(predict_batches, task, columns), schema)
+    fields = [StructField(f"c{i}", f.dataType, f.nullable, f.metadata) for i, f in enumerate(kept.fields)]
+    mapped = given.mapInArrow(function(columns), StructType([*fields, *struct_of(columns).fields]))
     values = _values({column: F.col(made.name) for column, made in computed.items()})
-    selected = predicted.select(*(F.col(field.name) for field in kept), *values)
-    return selected.toDF(*frame.columns, *(column.name for column in output_columns))
+    selected = mapped.select(*(F.col(field.name) for field in fields), *values)
+    return selected.toDF(*kept.names, *(column.name for column in output_columns))
 
 
-def _refuse_taken_names(frame: DataFrame, names: Sequence[str]) -> None:
+def _refuse_unknown_types(columns: StructType) -> None:
+    """Raises SchemaError for columns of files of which Spark has no type, and which it therefore cannot be given."""
+    for column in columns.fields:
+        if "void" in column.dataType.simpleString():
+            raise SchemaError(
+                f"transform: expected columns of types that Spark has. Received: column {column.name!r} of a type that "
+                "it has not. Name those to keep: transform(path, columns=[...])."
+            )
+
+
+def _refuse_taken_names(columns: Sequence[str], names: Sequence[str]) -> None:
     # Spark tells names apart without regard to case, unless it is told otherwise.
-    taken = [name.lower() for name in frame.columns]
+    taken = [name.lower() for name in columns]
     for name in names:
         if name.lower() in taken:
             raise SchemaError(
                 f"transform: expected a DataFrame without a column {name!r}, which it would add. "
-                f"Received: columns {', '.join(frame.columns)}. Drop it, or set predictionCol, probabilityCol or "
+                f"Received: columns {', '.join(columns)}. Drop it, or set predictionCol, probabilityCol or "
                 "rawPredictionCol."
             )
         taken.append(name.lower())

@@ -308,13 +308,14 @@ def refuse_other_file(system: Any, file: Found) -> None:
     if now is None:
         raise DataError(
             f"{file.path}: expected the file that the driver has seen. Received: no such file on this executor. "
-            "Files must be where every executor reads them, under the same path, and stay until fit has ended."
+            "Files must be where every executor reads them, under the same path, and stay until they are read."
         )
     if now != file:
         raise DataError(
             f"{file.path}: expected the {file.size:,} bytes that the driver has seen. Received: {now.size:,} bytes, "
-            "written since. Files must not change while fit reads them: write to a new path, or fit again. Copies "
-            "on several hosts need one time: make them with cp -p or rsync -t."
+            "written since. Files must not change after they are listed: write to a new path, or call "
+            "fit, transform or what it was once more. Copies on several hosts need one time: make them with cp -p or "
+            "rsync -t."
         )
 
 

@@ -16,7 +16,9 @@ import numpy as np
 import pyarrow as pa
 from pyspark import cloudpickle
 
-from elephant.data.casting import lists_of, prepared_batches, prepared_column
+from elephant.cluster.row_source import rows_of_parts
+from elephant.data.casting import cast_to, lists_of, prepared_batches, prepared_column
+from elephant.data.file_sources import Part, PlannedFiles
 from elephant.data.ragged import RaggedArray, Values, take_rows
 from elephant.data.records import RecordPlan
 from elephant.data.schema import DENSE, FEATURES, RAGGED, SPARSE, TEXT, DataSchema, Field, Nest, pack, role_of
@@ -162,25 +164,33 @@ class OutputColumn:
     @property
     def arrow_type(self) -> pa.DataType:
         """The column's type in Arrow."""
+        return pa.struct(VECTOR_TYPE) if self.is_vector else self._value_type
+
+    def array(self, values: Values) -> pa.Array:
+        """Returns the column for a batch's output, float (rows, ...)."""
+        made = self._values(values)
+        return _vectors(made) if self.is_vector else made
+
+    @property
+    def _value_type(self) -> pa.DataType:
         if self.holds in (CLASS, NUMBER):
             return pa.float64()
         return pa.list_(pa.float64() if self.is_vector else pa.float32())
 
-    def array(self, values: Values) -> pa.Array:
-        """Returns the column for a batch's output, float (rows, ...)."""
+    def _values(self, values: Values) -> pa.Array:
         if isinstance(values, RaggedArray):
-            return _sequences(values, self.arrow_type)
+            return _sequences(values, self._value_type)
         flat = values.reshape(len(values), -1)
         if self.holds == NUMBER:
             return to_arrow(flat[:, 0].astype(np.float64))
         if self.holds == VALUES:
-            return _lists(flat, self.arrow_type)
+            return _lists(flat, self._value_type)
         if self.holds == CLASS:
             chosen = self._is_positive(flat) if self.binary else flat.argmax(axis=1)
             return to_arrow(chosen.astype(np.float64))
         if self.holds == SCORES:
-            return _lists(np.hstack([-flat, flat]) if self.binary else flat, self.arrow_type)
-        return _lists(self._probabilities(flat), self.arrow_type)
+            return _lists(np.hstack([-flat, flat]) if self.binary else flat, self._value_type)
+        return _lists(self._probabilities(flat), self._value_type)
 
     def _is_positive(self, flat: np.ndarray) -> np.ndarray:
         return np.asarray(self._positive(flat)[:, 0] > 0.5)
@@ -230,6 +240,13 @@ def raw_columns(outputs: Sequence[OutputInfo]) -> list[OutputColumn]:
 
 def _lists(matrix: np.ndarray, kind: pa.DataType) -> pa.Array:
     return lists_of(_numbers(matrix, kind), len(matrix))
+
+
+def _vectors(lists: pa.Array) -> pa.Array:
+    """Returns lists of numbers as Spark's dense vectors."""
+    kinds = to_arrow(np.ones(len(lists), np.int8))
+    absent = [pa.nulls(len(lists), VECTOR_TYPE.field(name).type) for name in ("size", "indices")]
+    return pa.StructArray.from_arrays([kinds, *absent, lists], fields=list(VECTOR_TYPE))
 
 
 def _sequences(values: RaggedArray, kind: pa.DataType) -> pa.Array:
@@ -493,6 +510,34 @@ def predict_batches(
         arrays = [*batch.columns[: -len(names)], *outputs]
         added = [f"r{place}" for place in range(len(columns))]
         yield pa.RecordBatch.from_arrays(arrays, [*batch.schema.names[: -len(names)], *added])
+
+
+def predict_files(
+    prediction: Prediction,
+    columns: Sequence[OutputColumn],
+    kept: pa.Schema,
+    files: PlannedFiles,
+    parts: list[Part],
+    batches: Iterable[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    """Yields rows of files with output columns beside them; ``mapInArrow`` runs it on the numbers of their parts.
+
+    Args:
+        kept: The files' columns that are handed on, in the types that Spark has for them.
+    """
+    inputs = prediction.schema.columns
+    names = list(dict.fromkeys([*kept.names, *inputs]))
+    rows = (
+        pa.RecordBatch.from_arrays(
+            [
+                *(cast_to(batch.column(names.index(column.name)), column.type) for column in kept),
+                *(batch.column(names.index(name)) for name in inputs),
+            ],
+            [*kept.names, *inputs],
+        )
+        for batch in rows_of_parts(files, parts, names, batches)
+    )
+    yield from predict_batches(prediction, columns, rows)
 
 
 def _output_columns(

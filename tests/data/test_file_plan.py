@@ -1,9 +1,13 @@
 """Row groups and files dealt out to workers: every row once, and equal parts."""
 
+import threading
+import time
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elephant.data.file_sources import deal_files, deal_rows
+from elephant.data.file_sources import deal_files, deal_rows, files_in_order, read_ahead
 
 GROUPS = st.lists(st.lists(st.integers(0, 50), max_size=5), max_size=6)
 
@@ -54,3 +58,39 @@ def test_files_when_dealt_then_every_record_is_read_once_and_parts_are_balanced(
         assert {share.count for share in shares} == {len(shares)}
     loads = [sum(sizes[share.file] / share.count for share in part) for part in parts]
     assert max(loads) <= 1.25 * sum(loads) / workers + 1e-9
+
+
+@given(sizes=st.lists(st.integers(0, 1000), min_size=1, max_size=12), number=st.integers(1, 9))
+def test_files_when_dealt_in_order_then_parts_are_neighbours_and_none_is_empty(sizes, number):
+    parts = files_in_order(sizes, number)
+    assert [share.file for part in parts for share in part] == list(range(len(sizes)))
+    assert all(parts) and len(parts) <= number
+    # Apart from its first and last file, a part has no more than its share.
+    inner = [sum(sizes[share.file] for share in part[1:-1]) for part in parts]
+    assert max(inner) <= sum(sizes) / number
+
+
+def test_read_ahead_when_a_batch_is_used_then_the_next_one_is_read_and_errors_come_in_their_place():
+    read = []
+
+    def batches():
+        for number in range(1, 4):
+            read.append(number)
+            yield number
+        raise OSError("no such file")
+
+    before, ahead = threading.active_count(), read_ahead(batches())
+    assert next(ahead) == 1
+    deadline = time.monotonic() + 30
+    while read != [1, 2] and time.monotonic() < deadline:
+        time.sleep(0.01)
+    # One batch, and no more.
+    assert read == [1, 2]
+    assert [next(ahead), next(ahead)] == [2, 3]
+    with pytest.raises(OSError, match="no such file"):
+        next(ahead)
+    # One that is left has no thread any more.
+    left = read_ahead(iter([1, 2, 3]))
+    next(left)
+    left.close()
+    assert list(read_ahead(iter([]))) == [] and threading.active_count() == before

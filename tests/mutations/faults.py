@@ -38,6 +38,23 @@ FAULTS = (
             "tests/test_user_files.py::test_put_down_when_names_meet_then_each_content_is_there_once_and_none_is_lost",
         ),
     ),
+    # Scoring
+    Fault(
+        name="batches-of-one-reading",
+        file="elephant/rank/metrics/metric_sums.py",
+        old="self._sums + sums if len(self._sums) else sums",
+        new="sums",
+        breaks="The metrics of evaluate know the last batches alone.",
+        tests=("tests/spark/test_evaluate.py::test_evaluate_when_batches_are_many_then_each_counts_once_in_the_sums",),
+    ),
+    Fault(
+        name="order-of-files",
+        file="elephant/data/file_sources.py",
+        old="parts.setdefault((2 * place + size)",
+        new="parts.setdefault((2 * place * file + size)",
+        breaks="Parts of files are larger than an equal part.",
+        tests=("tests/data/test_file_plan.py",),
+    ),
     # Labels
     Fault(
         name="probabilities-above-one",

@@ -76,8 +76,8 @@ class OwnModel(keras.Model):
     ("build", "rows"),
     [
         (lambda: keras.Sequential([keras.Input((10,)), LAYERS.Dense(4)]), 8192),
-        (lambda: keras.Sequential([keras.Input((784,)), LAYERS.Dense(10)]), 1024),
-        (lambda: keras.Sequential([keras.Input((128,)), LAYERS.Dense(100)]), 4096),
+        (lambda: keras.Sequential([keras.Input((784,)), LAYERS.Dense(10)]), (16 << 20) // (784 * 4)),
+        (lambda: keras.Sequential([keras.Input((10_000,)), LAYERS.Dense(100)]), 1024),
         (lambda: keras.Sequential([keras.Input((None,)), LAYERS.Embedding(9, 3)]), 1024),
         (nested, 256),
         (used_twice, 8192),
@@ -85,7 +85,7 @@ class OwnModel(keras.Model):
         (OwnModel, 1024),
         (lambda: keras.Sequential([keras.Input((2000, 2000, 3)), LAYERS.Flatten()]), 32),
     ],
-    ids=["ten columns", "images", "some columns", "sequences", "nested", "used twice", "sparse", "own", "huge"],
+    ids=["ten columns", "images", "wide rows", "sequences", "nested", "used twice", "sparse", "own", "huge"],
 )
 def test_rows_of_batch_when_rows_are_small_or_large_then_their_bytes_tell_how_many(build, rows):
     assert Predictor(build()).rows_of_batch == rows

@@ -154,3 +154,18 @@ def test_evaluate_when_rows_are_preprocessed_then_the_function_s_labels_and_inpu
     parts = list(evaluate_chunks(evaluation, [[lists(x), pa.array(y)]]))
     expected = {"loss": np.mean((2 * x.sum(axis=1) - 1) ** 2), "mae": np.mean(np.abs(2 * x.sum(axis=1) - 1))}
     assert combined(evaluation, parts) == pytest.approx(expected, rel=1e-5)
+
+
+def test_evaluate_when_batches_are_many_then_each_counts_once_in_the_sums():
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, "sigmoid")])
+    model.compile("sgd", "binary_crossentropy", metrics=["accuracy", keras.metrics.AUC()], weighted_metrics=["mae"])
+    rng = np.random.default_rng(3)
+    rows = 2 * 71
+    x = rng.normal(size=(rows, 4)).astype("float32")
+    y, w = (x.sum(axis=1) > 0).astype("float32")[:, None], rng.uniform(0, 2, rows).astype("float32")
+    label = Field("label", ("y",), "float32", DENSE, (1,))
+    schema = DataSchema(inputs=(FEATURES,), labels=(label,), weights=(WEIGHT,))
+    results = evaluated(model, schema, [lists(x), lists(y), pa.array(w)], (rows - 5, 5), batch_size=2)
+    expected = model.evaluate(x, y, sample_weight=w, batch_size=2, verbose=0, return_dict=True)
+    assert results == pytest.approx(expected, rel=1e-5)

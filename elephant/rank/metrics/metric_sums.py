@@ -20,6 +20,8 @@ from elephant.rank.metrics.batch_means import count_rows
 
 # Sums in float32 differ in their last digits, by the order of what was added.
 _TOLERANCE = 1e-3
+# After which the metrics' own sums, in single precision, begin anew.
+_MOST_BATCHES = 32
 
 Batch = tuple[Any, ...]
 
@@ -44,15 +46,22 @@ class MetricPart:
 
 
 class MetricSums:
-    """Adds up, in double precision, what the metrics hold after each batch.
+    """Adds up, in double precision, what the metrics hold after some batches each.
 
     A metric keeps sums and counts; added up over batches and processes they are what one
     process would hold. An average of results would be something else.
+
+    Args:
+        model: The model.
+        test_function: Adds a batch to what its metrics hold; None has each of them begin anew with the batch.
     """
 
-    def __init__(self, model: keras.Model) -> None:
+    def __init__(self, model: keras.Model, test_function: Callable[[Batch], Any] | None = None) -> None:
         count_rows(model)
         self._model = model
+        self._test_function = test_function
+        # What the metrics hold that is not in the sums yet.
+        self._num_batches = 0
         self._sums = np.empty(0)
         self._others: dict[str, float] = {}
         self._names: tuple[str, ...] = ()
@@ -62,21 +71,36 @@ class MetricSums:
     @property
     def part(self) -> MetricPart:
         """Sum of the parts that were added."""
+        self._take_sums()
         return MetricPart(self._sums, self._num_rows, self._names, dict(self._others), tuple(self._not_sums))
 
     def add(self, batch: Batch, num_rows: int) -> None:
         """Takes one batch: ``x``, ``y`` and ``sample_weight``, None for what there is not."""
-        # Keras 3.12 goes on from the state of the batch before; later ones begin anew.
-        self._model.reset_metrics()
-        logs = self._model.test_on_batch(*batch, return_dict=True)
-        sums = flatten(metric_variables(self._model))
-        self._sums = sums if self._num_rows == 0 else self._sums + sums
+        # Metrics are made when the first batch comes, and names are known then.
+        if self._test_function is None or not self._names:
+            self._take_sums()
+            # Keras 3.12 goes on from the state of the batch before; later ones begin anew.
+            self._model.reset_metrics()
+            logs = self._model.test_on_batch(*batch, return_dict=True)
+        else:
+            logs = self._test_function(batch)
+        self._num_batches += 1
         self._num_rows += num_rows
-        self._names = tuple(logs)
-        kept = as_numbers(self._model.get_metrics_result())
-        for name, value in as_numbers(logs).items():
-            if name not in kept and np.ndim(value) == 0:
-                self._others[name] = self._others.get(name, 0.0) + value * num_rows
+        if not self._names:
+            self._names = tuple(logs)
+            kept = as_numbers(self._model.get_metrics_result())
+            self._others = {name: 0.0 for name in logs if name not in kept and np.ndim(logs[name]) == 0}
+        for name in self._others:
+            self._others[name] += as_numbers({name: logs[name]})[name] * num_rows
+        if self._num_batches >= _MOST_BATCHES:
+            self._take_sums()
+
+    def _take_sums(self) -> None:
+        if self._num_batches:
+            sums = flatten(metric_variables(self._model))
+            self._sums = self._sums + sums if len(self._sums) else sums
+            self._model.reset_metrics()
+            self._num_batches = 0
 
     def try_out(self, whole: Batch, parts: Sequence[Batch]) -> None:
         """Finds out which of the metrics do not add up over the parts of a batch.
@@ -127,10 +151,12 @@ def results_of(
     """Returns the metrics over all parts, by name.
 
     Args:
+        model: A copy for this alone.
         row_shapes: Natural shape of a row of each array column, by role.
         parts: What each process has seen; one at least.
     """
-    # Metrics make their variables when they meet the first batch.
+    # Metrics make their variables when they meet the first batch. To trace a step for one row would take longer.
+    model.run_eagerly = True
     model.test_on_batch(*blank_batch(schema, row_shapes))
     assign_flat(metric_variables(model), np.sum([part.sums for part in parts], axis=0))
     results = as_numbers(model.get_metrics_result())

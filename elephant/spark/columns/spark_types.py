@@ -17,6 +17,7 @@ from pyspark.sql.types import (
     FloatType,
     IntegerType,
     LongType,
+    MapType,
     NullType,
     ShortType,
     StringType,
@@ -92,4 +93,15 @@ def spark_type(kind: pa.DataType) -> DataType:
         return ArrayType(spark_type(kind.value_type))
     if pa.types.is_struct(kind):
         return StructType([StructField(part.name, spark_type(part.type)) for part in kind])
+    if pa.types.is_map(kind):
+        return MapType(spark_type(kind.key_type), spark_type(kind.item_type))
     return NullType()
+
+
+def with_nulls(kind: Any) -> Any:
+    """Returns a type, or a schema, whose parts may all be null, as those of files are to Spark, whatever they say."""
+    if isinstance(kind, StructType):
+        return StructType([StructField(f.name, with_nulls(f.dataType), True, f.metadata) for f in kind.fields])
+    if isinstance(kind, ArrayType):
+        return ArrayType(with_nulls(kind.elementType))
+    return MapType(with_nulls(kind.keyType), with_nulls(kind.valueType)) if isinstance(kind, MapType) else kind
