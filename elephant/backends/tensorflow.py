@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from elephant.backends.gradient_averager import GradientAverager
     from elephant.backends.optimizer_part import OptimizerPart
 
+# What Keras tests by, besides the step itself.
+_TEST_METHODS = ("test_on_batch", "make_test_function")
 _STAMP = r"([0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]+: )"
 
 
@@ -462,9 +464,13 @@ class TensorFlowBackend(Backend):
         return compiled
 
     def test_function(self, model: keras.Model) -> Callable[[Any], Any] | None:
-        if model.run_eagerly:
-            return None
+        import keras
         import tensorflow as tf
+
+        # One that tests in a way of its own is left alone, and so is one that XLA compiles.
+        of_keras = all(getattr(type(model), name) is getattr(keras.Model, name) for name in _TEST_METHODS)
+        if model.run_eagerly or model.jit_compile or not of_keras:
+            return None
 
         # Without Keras' iterators, and its look at the metrics after each batch.
         compiled: Callable[[Any], Any] = tf.function(

@@ -46,9 +46,11 @@ def compiled_files(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _are_lost(environment: Mapping[str, str]) -> bool:
     """Returns whether the files of the backend, which are most, are not there and would not be written."""
-    found = importlib.util.find_spec(asked_for(environment))
-    if found is None or found.origin is None:
+    try:
+        found = importlib.util.find_spec(asked_for(environment))
+        compiled = Path(importlib.util.cache_from_source(found.origin))
+    except (ImportError, AttributeError, TypeError, ValueError, NotImplementedError):
+        # There is none, or none that is a file.
         return False
-    compiled = Path(importlib.util.cache_from_source(found.origin))
     folder = next(place for place in compiled.parents if place.is_dir())
     return not compiled.exists() and (bool(environment.get(UNWRITTEN)) or not os.access(folder, os.W_OK))

@@ -216,9 +216,10 @@ def started_with(context: Any) -> Mapping[str, str]:
 
 def _read_all(session: SparkSession) -> Mapping[str, str]:
     with contextlib.suppress(Exception):
-        context = jvm_context(session)
         # PySpark itself asks the JVM three times for each of them, 15 ms for all.
-        return dict(session.conf.getAll) if context is None else dict(json.loads(settings_in_json(session, context)))
+        return dict(json.loads(settings_in_json(session, jvm_context(session))))
+    with contextlib.suppress(Exception):
+        return dict(session.conf.getAll)
     return {}
 
 

@@ -60,11 +60,15 @@ class PlannedFiles(ABC):
 
 def read_ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yields batches, each of which a thread has read while the one before was used."""
-    with ThreadPoolExecutor(1, thread_name_prefix="elephant-reading") as pool:
+    pool = ThreadPoolExecutor(1, thread_name_prefix="elephant-reading")
+    try:
         following = pool.submit(next, batches, None)
         while (batch := following.result()) is not None:
             following = pool.submit(next, batches, None)
             yield batch
+    finally:
+        # Whoever wants no more is not to wait for a store that is slow to answer.
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 @dataclass(frozen=True, order=True)

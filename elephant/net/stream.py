@@ -46,6 +46,7 @@ _LONGEST_PAUSE_S = 0.5
 _ATTEMPT_S = 10.0
 # A listener that was there, and refuses for so long, is gone.
 _GONE_S = 1.0
+_SENDS_BETWEEN = 100
 _TEMPORARY = frozenset({
     errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE, errno.ETIMEDOUT,
     errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno.EAGAIN, socket.EAI_AGAIN,
@@ -76,11 +77,13 @@ class Stream:
         self._socks = deque([sock])
         self._dial_again = dial_again
         self._lost_after_s: float | None = None
+        # Messages before it is tried again, after a new connection could not be had.
+        self._sends_left = 0
         self._sending = threading.Lock()
         self._receiving = threading.Lock()
         self._state = threading.RLock()
         self._users = 0
-        self._closed = False
+        self._closed = self._is_detached = False
         socket_io.prepare(sock)
 
     def send(self, message: frames.Message, deadline: Deadline) -> None:
@@ -162,8 +165,7 @@ class Stream:
     def abort(self) -> None:
         """Ends the stream at once; a thread that waits on it, on either side, gets a PeerLostError."""
         with self._state:
-            # One that was detached is another's.
-            for sock in () if self._closed else self._socks:
+            for sock in () if self._is_detached else self._socks:
                 with contextlib.suppress(OSError):
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
             self._end()
@@ -172,7 +174,7 @@ class Stream:
         """Returns the authenticated, non-blocking socket and gives up its ownership; the stream is closed then."""
         with self._state:
             self._check_open()
-            self._closed = True
+            self._closed = self._is_detached = True
         return self._socks[0]
 
     def __enter__(self) -> Stream:
@@ -211,9 +213,17 @@ class Stream:
     def _renew(self, deadline: Deadline) -> None:
         """Sends over a new connection from here on, where the keys are worn; what is received follows later."""
         old = self._target
-        if self._dial_again is None or max(socket_io.carried(old)) < tls.RENEW_BYTES:
+        if self._dial_again is None or max(socket_io.carried(old)) < tls.RENEW_BYTES or self._sends_left:
+            self._sends_left = max(self._sends_left - 1, 0)
             return
-        fields, sock = {"number": secrets.token_hex(16)}, self._dial_again(deadline)
+        try:
+            half_s = min(deadline.remaining() / 2, _ATTEMPT_S)
+            sock = self._dial_again(Deadline(half_s, f"Connecting to {self.peer} again"))
+        except (PeerLostError, DeadlineExceededError):
+            # The old one is good for as much again: a listener that is busy for a moment costs nothing.
+            self._sends_left = _SENDS_BETWEEN
+            return
+        fields = {"number": secrets.token_hex(16)}
         try:
             socket_io.send_all(sock, frames.encode(frames.Message(GOES_ON, fields)), deadline, self.peer)
             # Before the other side can answer the last message on the old one.
@@ -305,10 +315,11 @@ class Stream:
 
     def _drop_received(self) -> None:
         waste = memoryview(bytearray(1 << 16))
-        with contextlib.suppress(NetworkError):
-            for _ in range(16):
-                if socket_io.receive_some(self._source, waste, self.peer) is None:
-                    break
+        for sock in self._socks:
+            with contextlib.suppress(NetworkError):
+                for _ in range(16):
+                    if socket_io.receive_some(sock, waste, self.peer) is None:
+                        break
 
     def _end(self) -> None:
         with self._state:
@@ -319,7 +330,8 @@ class Stream:
                 self._release()
 
     def _release(self) -> None:
-        if self._closed and not self._users:
+        # One that was detached is another's.
+        if self._closed and not (self._users or self._is_detached):
             for sock in self._socks:
                 sock.close()
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import keras
 import numpy as np
 from pyspark.ml import Model
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from elephant.backends import current
 from elephant.cluster.preload import begin_preload
@@ -24,7 +24,6 @@ from elephant.monitor.summary import FitSummary
 from elephant.spark.columns.column_selection import ColumnSelection
 from elephant.spark.evaluate import Evaluation, evaluate_rows
 from elephant.spark.file_formats import Files
-from elephant.spark.hadoop_files import running_session
 from elephant.spark.params import ModelParams, chosen_values, input_selection, labelled_selection, optional, require_own
 from elephant.spark.saving.embedding_table import EmbeddingTable, embedding_table
 from elephant.spark.saving.model_files import SUFFIXES, export_model, source_of, write_model
@@ -467,7 +466,8 @@ def preload_keras(*, ranks_per_task: int = 1) -> None:
     """
     backend = current().name
     begin_preload(
-        running_session,
+        # None is made for this: a program may still be about to say what its session is to be.
+        SparkSession.getActiveSession,
         lambda limits, spares: preload_function(backend, limits, ranks_per_task=ranks_per_task, spares=spares),
     )
 

@@ -18,7 +18,7 @@ from packaging.version import Version
 from pyspark.ml.linalg import VectorUDT
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that every user of Spark knows)
-from pyspark.sql.types import DataType, StructField, StructType
+from pyspark.sql.types import DataType, NullType, StructField, StructType
 
 from elephant.cluster.executors import parts_of_files
 from elephant.cluster.row_source import FileRows, FrameRows, arrow_schema, numbered_parts
@@ -154,6 +154,8 @@ def predictions_of_files(files: Files, scoring: Scoring, columns: Sequence[str] 
     session = active_session(caller="transform")
     opened = open_files(files, scoring.info, scoring.selection)
     kept = with_nulls(opened.schema)
+    if isinstance(columns, str):
+        raise ConfigurationError(f"columns: expected a list of names. Received: {columns!r}. Pass [{columns!r}].")
     if columns is not None:
         kept = StructType([find_column(kept, name, "columns") for name in columns])
     _refuse_unknown_types(kept)
@@ -349,11 +351,18 @@ def _mapped(
 def _refuse_unknown_types(columns: StructType) -> None:
     """Raises SchemaError for columns of files of which Spark has no type, and which it therefore cannot be given."""
     for column in columns.fields:
-        if "void" in column.dataType.simpleString():
+        if _has_null_type(column.dataType):
             raise SchemaError(
                 f"transform: expected columns of types that Spark has. Received: column {column.name!r} of a type that "
                 "it has not. Name those to keep: transform(path, columns=[...])."
             )
+
+
+def _has_null_type(kind: DataType) -> bool:
+    if isinstance(kind, StructType):
+        return any(_has_null_type(field.dataType) for field in kind.fields)
+    parts = (getattr(kind, name, None) for name in ("elementType", "keyType", "valueType"))
+    return isinstance(kind, NullType) or any(_has_null_type(part) for part in parts if part is not None)
 
 
 def _refuse_taken_names(columns: Sequence[str], names: Sequence[str]) -> None:

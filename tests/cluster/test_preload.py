@@ -45,7 +45,6 @@ def application(monkeypatch):
             raise RuntimeError("no JVM")
         found["looks"].append((tasks, preload))
 
-    monkeypatch.setattr("pyspark.InheritableThread", threading.Thread)
     monkeypatch.setattr(preload, "active_context", lambda: found["context"])
     monkeypatch.setattr(preload, "running_executors", lambda session: found["executors"].pop(0))
     monkeypatch.setattr(preload, "expected_slots", lambda session: found["slots"])
@@ -55,7 +54,7 @@ def application(monkeypatch):
     monkeypatch.setattr(preload, "session_settings", lambda session: dict(session.conf))
     monkeypatch.setattr(preload.known_executors, "look", look)
     yield found
-    preload.await_preload()
+    join()
 
 
 def begin(application, session):
@@ -64,7 +63,13 @@ def begin(application, session):
         return session
 
     preload.begin_preload(session_of, lambda limits, spares: (limits, spares))
-    preload.await_preload()
+    join()
+
+
+def join():
+    for thread in threading.enumerate():
+        if thread.name == "elephant-preload":
+            thread.join(WAIT_S)
 
 
 def test_preload_when_two_models_are_made_then_is_begun_once_and_again_in_the_next_application(application):
@@ -100,14 +105,40 @@ def test_preload_when_nothing_would_be_found_or_it_fails_then_nothing_is_begun_a
     assert application["looks"] == told == []
 
 
-def test_fit_when_the_preload_takes_long_then_waits_a_moment_and_no_longer(application, monkeypatch):
-    monkeypatch.setattr(preload, "_AWAIT_S", 0.2)
-    ended = threading.Event()
-    monkeypatch.setattr(preload.known_executors, "look", lambda *session, **options: ended.wait(WAIT_S))
+def test_fit_when_the_preload_takes_long_then_waits_a_moment_and_not_again(application, monkeypatch):
+    begun, ended = threading.Event(), threading.Event()
+    monkeypatch.setattr(preload.known_executors, "look", lambda *session, **options: begun.set() or ended.wait(WAIT_S))
     preload.begin_preload(Session, lambda limits, spares: None)
-    preload.await_preload()
+    assert begun.wait(WAIT_S)
+    # The second time, it would wait for longer than a test may take.
+    for wait_s in (0.2, 10_000.0):
+        monkeypatch.setattr(preload, "_AWAIT_S", wait_s)
+        preload.await_preload()
     assert not ended.is_set()
     (thread,) = [one for one in threading.enumerate() if one.name == "elephant-preload"]
     ended.set()
     thread.join(WAIT_S)
     assert not thread.is_alive()
+
+
+def test_fit_when_the_preload_still_waits_for_executors_then_takes_its_place(application, monkeypatch):
+    waiting, goes_on = threading.Event(), threading.Event()
+
+    def executors(session):
+        waiting.set()
+        goes_on.wait(WAIT_S)
+        return [ONE, TWO]
+
+    monkeypatch.setattr(preload, "running_executors", executors)
+    preload.begin_preload(Session, lambda limits, spares: None)
+    assert waiting.wait(WAIT_S)
+    preload.await_preload()
+    goes_on.set()
+    join()
+    assert application["looks"] == []
+
+
+def test_preload_when_the_driver_was_forked_then_leaves_its_connection_alone(application, monkeypatch):
+    monkeypatch.setattr(preload.os, "getpid", lambda: preload._driver + 1)
+    begin(application, Session())
+    assert application["asked"] == application["looks"] == []

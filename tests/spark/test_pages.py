@@ -196,11 +196,16 @@ def for_embeddings(spark, folder, frame, names):
 
 
 def for_files(spark, folder, frame, names):
-    import tensorflow as tf
-
     rows = frame.select("features", "label")
     rows.write.parquet(f"{folder}/arriving")
     rows.write.parquet(f"{folder}/data/train")
+    write_records(folder, rows)
+    return {"estimator": elephant.KerasEstimator(names["model"], verbose=0), "schema": rows.schema}
+
+
+def write_records(folder, rows):
+    import tensorflow as tf
+
     (folder / "data" / "records").mkdir()
     with tf.io.TFRecordWriter(f"{folder}/data/records/a.tfrecord") as writer:
         for row in rows.collect():
@@ -209,7 +214,6 @@ def for_files(spark, folder, frame, names):
                 "label": tf.train.Feature(float_list=tf.train.FloatList(value=[row.label])),
             }
             writer.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
-    return {"estimator": elephant.KerasEstimator(names["model"], verbose=0), "schema": rows.schema}
 
 
 def for_frames(spark, folder, frame, names):
@@ -220,6 +224,9 @@ def for_frames(spark, folder, frame, names):
 def for_inference(spark, folder, frame, names):
     names["model"].save(folder / "digits.keras")
     frame.createOrReplaceTempView("digits")
+    for table in ("day=2026-11-28", "test", "rows"):
+        frame.select("id", "features", "label").write.parquet(f"{folder}/data/{table}")
+    write_records(folder, frame)
     return {}
 
 

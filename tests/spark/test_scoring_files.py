@@ -144,6 +144,7 @@ def test_transform_when_other_writers_have_types_that_spark_has_not_then_has_tho
             "x": pa.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], pa.list_(pa.float32(), 3)),
             "at": moments,
             "marks": pa.array([[("a", 1)], None], pa.map_(pa.string(), pa.uint8())),
+            "avoid": pa.array([{"void": True}, None], pa.struct([("void", pa.bool_())])),
             "time": pa.array([1, 2], pa.time64("us")),
         }
     )
@@ -154,7 +155,7 @@ def test_transform_when_other_writers_have_types_that_spark_has_not_then_has_tho
         fitted.transform(path)
     names = table.column_names[:-1]
     frame = fitted.transform(path, columns=names)
-    types = [field.dataType.simpleString() for field in frame.schema.fields[:-1]]
+    types = [field.dataType.simpleString() for field in frame.schema.fields[:-2]]
     assert types == ["bigint", "decimal(20,0)", "string", "float", "array<float>", "timestamp", "map<string,smallint>"]
     first, second = sorted(frame.collect(), key=lambda row: row.id)
     assert tuple(first)[:5] == (1, decimal.Decimal(2**63), "a", 0.5, [1.0, 2.0, 3.0])
@@ -231,6 +232,8 @@ def test_scoring_when_it_cannot_begin_then_says_why_before_any_job(spark, tmp_pa
         taken.transform(path)
     assert taken.transform(path, columns=["y"]).columns == ["y", "ID"]
     assert fitted.transform(path, columns=[]).columns == ["prediction"]
+    with pytest.raises(ConfigurationError, match="columns: expected a list of names. Received: 'id'"):
+        fitted.transform(path, columns="id")
     with pytest.raises(ConfigurationError, match="columns: expected a path or elephant.Files"):
         fitted.transform(spark.range(1), columns=["id"])
     with pytest.raises(ConfigurationError, match="path: expected a file or a folder. Received: .*nowhere"):

@@ -90,7 +90,7 @@ class MetricSums:
             self._names = tuple(logs)
             kept = as_numbers(self._model.get_metrics_result())
             self._others = {name: 0.0 for name in logs if name not in kept and np.ndim(logs[name]) == 0}
-        for name in self._others:
+        for name in self._others.keys() & logs.keys():
             self._others[name] += as_numbers({name: logs[name]})[name] * num_rows
         if self._num_batches >= _MOST_BATCHES:
             self._take_sums()
