@@ -11,9 +11,10 @@ batches of all workers' rows. What each side pays, as seconds on the clock and a
 
 *fit*: a fit in a session that has fitted before, from the call of ``fit`` to its return, reading the Parquet table
 with it; against the call of ``model.fit`` alone, in a process that has imported Keras and has the arrays.
-*first fit*: the first fit of a running session, whose executors import Keras meanwhile; against a process from its
-start to the end of ``model.fit``, with its own import and the reading of its arrays.
-*script*: a program from its start to its end, which starts Spark, fits and stops Spark; against the same process.
+*first fit*: the first fit of a running session, whose executors import Keras meanwhile, and whose driver has it;
+against a process from its start to the end of ``model.fit``, with its own import and the reading of its arrays.
+*script*: a program from its start to its end, which imports Keras, starts Spark, fits and stops Spark; against the
+same process. Its processor time is counted until Spark stops.
 
 Reported beside them: what a fit takes beyond its steps, and the accuracy on the test images.
 """

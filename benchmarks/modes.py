@@ -102,7 +102,9 @@ def measure(workers: int, factor: float | None, arrays: Any, options: argparse.N
     """Prints how each mode stands to one process, with so many workers."""
     from elephant.cluster.local import local_session
 
-    told: dict[str, list[Figures]] = {name: [] for name in (*_MODES, "one process")}
+    together, alone = workers * _BATCH_SIZE, _BATCH_SIZE
+    told: dict[str, list[Figures]] = {name: [] for name in _MODES}
+    one: dict[int, list[Figures]] = {together: [], alone: []}
     with tempfile.TemporaryDirectory(prefix="elephant-benchmark-") as name:
         folder = Path(name)
         (folder / "table").mkdir()
@@ -116,18 +118,18 @@ def measure(workers: int, factor: float | None, arrays: Any, options: argparse.N
                     figures = fit_on_spark(frame, arrays, options, numWorkers=workers, callbacks=slow, **chosen)
                     if turn >= 0:
                         told[mode].append(figures)
-                if turn >= 0:
-                    told["one process"].append(fit_alone(arrays, workers * _BATCH_SIZE, options.epochs))
+                for batch_size in one if turn >= 0 else ():
+                    one[batch_size].append(fit_alone(arrays, batch_size, options.epochs))
         finally:
             session.stop()
-    one = told.pop("one process")
     for mode, turns in told.items():
-        sides = {"fit": turns, "one_process": one}
+        others = one[together if mode == "synchronous" else alone]
+        sides = {"fit": turns, "one_process": others}
         report(
             Measurement(
                 measure="mode_against_one_process",
                 case={"mode": mode, "workers": workers, "epochs": options.epochs, "slow": factor or 1},
-                ratio=median_ratio([turn["seconds"] for turn in turns], [turn["seconds"] for turn in one]),
+                ratio=median_ratio([turn["seconds"] for turn in turns], [turn["seconds"] for turn in others]),
                 target=None,
                 at_least=False,
                 medians={

@@ -150,7 +150,7 @@ def _measure_ranks(training: Training, count: int, has_torch: bool, repetitions:
     contenders = {
         "keras_1": Contender.of_plain(1, training),
         **{f"{way}_1": Contender.of_plain(1, training, work) for way, work in _TUNED.items()},
-        f"silent_{count}": Contender.of_plain(count, training, fit_tuned),
+        **{f"silent_{way}": Contender.of_plain(count, training, work) for way, work in _TUNED.items()},
     }
     for number in (1, count):
         contenders[f"ranks_{number}"] = Contender.of_ranks(seats(number), training)
@@ -168,10 +168,11 @@ def _measure_ranks(training: Training, count: int, has_torch: bool, repetitions:
         return min(median_ratio(speed[ours].rows_per_s, speed[other].rows_per_s) for other in theirs)
 
     ours, tuned_1, tuned = f"ranks_{count}", [f"{way}_1" for way in _TUNED], [f"{way}_all" for way in _TUNED]
+    silent = [f"silent_{way}" for way in _TUNED]
     compared = [
         ("ranks_against_tuned_model_fit_on_all_cores", count, on_all(ours, *tuned), ours, *tuned),
         ("ranks_against_model_fit_on_all_cores", count, on_all(ours, "keras_all"), ours, "keras_all"),
-        ("ranks_against_silent_processes", count, on_core(ours, f"silent_{count}"), ours, f"silent_{count}"),
+        ("ranks_against_silent_processes", count, on_core(ours, *silent), ours, *silent),
         ("ranks_against_one_rank", count, _clock(speed[ours], speed["ranks_1"], count), ours, "ranks_1"),
     ]
     if count == RANKS[0]:

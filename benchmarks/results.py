@@ -51,32 +51,38 @@ class Theme:
     repetitions: int = 3
 
 
+def _text(lines: str) -> str:
+    return " ".join(lines.split())
+
+
 _RATES = "100 % is the other side's rate, or the ideal of so many ranks; more is faster."
-_UNDISTURBED = (
-    "Those epochs count that lasted at most 1.3 times as long as the quickest of that side in the run: on one core, "
-    "threads of `model.fit` itself slept for 0.6 to 8 s of many epochs."
-)
-
-
+_UNDISTURBED = _text("""
+    Those epochs count that lasted at most 1.3 times as long as the quickest of that side in the run: on one core,
+    threads of `model.fit` itself slept for 0.6 to 8 s of many epochs.
+""")
 THEMES: Mapping[str, Theme] = {
     "training": Theme(
         "Training against model.fit and DistributedDataParallel",
         "parity",
         ("--only", "training"),
-        f"{_RATES} Ranks pay for the exchange of gradients, for metrics over all ranks and for reading their rows from "
-        "a mapped file; the other sides have their rows in memory. Nobody pays for imports, for Spark, or for the "
-        "first epoch, in which a step is traced or compiled. A tuned `model.fit` takes 32 steps per call of "
-        f"the runtime, on arrays or on a `tf.data.Dataset`, whichever is quicker. {_UNDISTURBED}",
+        _text(f"""
+            {_RATES} Ranks pay for the exchange of gradients, for metrics over all ranks and for reading their rows from
+            a mapped file; the other sides have their rows in memory. Nobody pays for imports, for Spark, or for the
+            first epoch, in which a step is traced or compiled. A tuned `model.fit` takes 32 steps per call of the
+            runtime, on arrays or on a `tf.data.Dataset`, whichever is quicker. {_UNDISTURBED}
+        """),
     ),
     "fits": Theme(
         "Whole fits against one process",
         "fit",
         (),
-        "100 % are the other side's seconds; less is faster. A later fit pays for reading its table, for starting its "
-        "ranks and for tracing; the other side is a tuned `model.fit` alone, in a process that has imported Keras and "
-        "has its arrays in memory. The first fit of a session pays for the import on its executors as well, and a "
-        "program for Spark's start and end; the other side is a process from its start, with its import and with "
-        "reading its arrays.",
+        _text("""
+            100 % are the other side's seconds; less is faster. A later fit pays for reading its table, for starting its
+            ranks and for tracing; the other side is a tuned `model.fit` alone, in a process that has imported Keras and
+            has its arrays in memory. The first fit of a session pays for the import on its executors as well, not for
+            that on its driver, and a program for all imports and for Spark's start and end; the other side is a process
+            from its start, with its import and with reading its arrays.
+        """),
     ),
     "scaling": Theme(
         "Weak scaling between network namespaces",
@@ -88,9 +94,12 @@ THEMES: Mapping[str, Theme] = {
         "Inference against model.predict and predict_batch_udf",
         "inference",
         ("--rows", "100000"),
-        f"{_RATES} `transform` and `evaluate` pay for reading a Parquet table, for Spark's rows and for the way of "
-        "rows and results between processes; `model.predict` and `model.evaluate` have their rows in memory, and all "
-        "cores. `predict_batch_udf` pays for the same as `predict_udf`. Nobody pays for loading and tracing the model.",
+        _text(f"""
+            {_RATES} `transform` and `evaluate` pay for reading a Parquet table and for the way of rows and results
+            between processes, of DataFrames for Spark's rows as well; `model.predict` and `model.evaluate` have their
+            rows in memory, all cores, and the quicker of two sizes of batches. `predict_batch_udf` pays for the same as
+            `predict_udf`. Nobody pays for loading and tracing the model.
+        """),
     ),
 }
 # What the chart shows of a measure.
@@ -116,6 +125,9 @@ def by_case(measured: Sequence[Measurement]) -> dict[tuple[str, str], list[Measu
     """Returns the runs of each comparison by its measure and case, in the order of the titles."""
     order = list(TITLES)
     groups: dict[tuple[str, str], list[Measurement]] = {}
+    unknown = [each.measure for each in measured if each.measure not in TITLES]
+    if unknown:
+        raise SystemExit(f"results: expected measures that table.TITLES has. Received: {', '.join(unknown)}.")
     for each in sorted(measured, key=lambda each: order.index(each.measure)):
         groups.setdefault((each.measure, case_of(each)), []).append(each)
     return groups

@@ -6,7 +6,8 @@ import pyarrow as pa
 import pytest
 from tiers import in_tiers
 
-from elephant.data.schema import DENSE, SCALAR, DataSchema, Field
+from elephant.backends import current
+from elephant.data.schema import DENSE, SCALAR, TEXT, DataSchema, Field
 from elephant.errors import DataError
 from elephant.modeling.model_info import ModelInfo
 from elephant.modeling.model_spec import model_source
@@ -113,6 +114,25 @@ class Counted(keras.metrics.Metric):
 
     def result(self):
         return keras.ops.convert_to_tensor(self.rows)
+
+
+@pytest.mark.skipif(not current().takes_strings, reason="texts are tensors of TensorFlow alone")
+def test_evaluate_when_there_are_texts_beside_numbers_then_equals_one_process():
+    texts, numbers = keras.Input((1,), dtype="string", name="text"), keras.Input((4,), name="features")
+    words = keras.layers.StringLookup(vocabulary=["a", "b"], output_mode="one_hot")(texts)
+    outputs = keras.layers.Dense(1)(keras.layers.Concatenate()([words, numbers]))
+    model = keras.Model([texts, numbers], outputs)
+    model.compile("sgd", "mse", metrics=["mae"])
+    rng = np.random.default_rng(3)
+    x, t, y = rng.normal(size=(20, 4)).astype("float32"), rng.choice(["a", "b", "c"], 20), rng.normal(size=20)
+    label = Field("label", ("y",), "float32", SCALAR)
+    fields = (Field("text", ("t",), "string", TEXT, (1,)), FEATURES)
+    schema = DataSchema(inputs=fields, labels=(label,), x=ModelInfo.of(model).x)
+    given = [pa.array(t[:, None].tolist()), lists(x), pa.array(y, pa.float32())]
+    results = evaluated(model, schema, given, (3, 17))
+    tensors = [keras.ops.convert_to_tensor(part) for part in (t[:, None].tolist(), x)]
+    expected = model.evaluate(tensors, y, batch_size=8, verbose=0, return_dict=True)
+    np.testing.assert_allclose([results[name] for name in expected], list(expected.values()), rtol=2e-5)
 
 
 def test_evaluate_when_a_metric_does_not_add_up_then_a_warning_names_it_and_others_are_right():

@@ -157,12 +157,17 @@ def results_of(
     """
     # Metrics make their variables when they meet the first batch. To trace a step for one row would take longer.
     model.run_eagerly = True
-    model.test_on_batch(*blank_batch(schema, row_shapes))
+    model.test_on_batch(*keras.tree.map_structure(_as_tensor, blank_batch(schema, row_shapes)))
     assign_flat(metric_variables(model), np.sum([part.sums for part in parts], axis=0))
     results = as_numbers(model.get_metrics_result())
     num_rows = sum(part.num_rows for part in parts)
     averages = {name: sum(part.others[name] for part in parts) / num_rows for name in parts[0].others}
     return {name: results[name] for name in parts[0].names if name in results} | averages
+
+
+def _as_tensor(value: Any) -> Any:
+    # A layer that runs eagerly takes no arrays beside tensors, which texts are.
+    return keras.ops.convert_to_tensor(value) if isinstance(value, np.ndarray) else value
 
 
 def _metrics_of(model: keras.Model) -> Iterator[keras.metrics.Metric]:
