@@ -48,9 +48,11 @@ def _are_lost(environment: Mapping[str, str]) -> bool:
     """Returns whether the files of the backend, which are most, are not there and would not be written."""
     try:
         found = importlib.util.find_spec(asked_for(environment))
+        if found is None or found.origin is None:
+            return False
         compiled = Path(importlib.util.cache_from_source(found.origin))
-    except (ImportError, AttributeError, TypeError, ValueError, NotImplementedError):
-        # There is none, or none that is a file.
+    except (ImportError, ValueError, NotImplementedError):
+        # A module that no file is known of.
         return False
     folder = next(place for place in compiled.parents if place.is_dir())
     return not compiled.exists() and (bool(environment.get(UNWRITTEN)) or not os.access(folder, os.W_OK))

@@ -24,7 +24,7 @@ from elephant.data.records import RecordPlan
 from elephant.data.schema import DENSE, FEATURES, RAGGED, SPARSE, TEXT, DataSchema, Field, Nest, pack, role_of
 from elephant.data.to_arrow import to_arrow
 from elephant.data.to_numpy import is_binary, is_list
-from elephant.errors import SchemaError
+from elephant.errors import DataError, SchemaError
 from elephant.task.model_batches import ModelBatch, ModelRows, PackedFunction
 from elephant.task.model_cache import PackedModel
 from elephant.task.specs import result_row
@@ -530,7 +530,7 @@ def predict_files(
     rows = (
         pa.RecordBatch.from_arrays(
             [
-                *(cast_to(batch.column(names.index(column.name)), column.type) for column in kept),
+                *(_as_kept(batch.column(names.index(column.name)), column) for column in kept),
                 *(batch.column(names.index(name)) for name in inputs),
             ],
             [*kept.names, *inputs],
@@ -538,6 +538,16 @@ def predict_files(
         for batch in rows_of_parts(files, parts, names, batches)
     )
     yield from predict_batches(prediction, columns, rows)
+
+
+def _as_kept(column: pa.Array, kept: pa.Field) -> pa.Array:
+    try:
+        return cast_to(column, kept.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise DataError(
+            f"column {kept.name!r}: expected what fits the type that it has in the first of the files, {kept.type}. "
+            f"Received: {error}. Leave it out: transform(path, columns=[...])."
+        ) from error
 
 
 def _output_columns(
