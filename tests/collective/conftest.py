@@ -105,6 +105,8 @@ def start_processes():
         for process in processes:
             process.tell(addresses)
         assert [process.hear() for process in processes] == ["formed"] * world_size
+        for process in processes:
+            process.tell("begin")
         return processes
 
     yield start

@@ -97,6 +97,8 @@ def main():
             transport=orders["transport"],
         )
     tell("formed")
+    # One that begins earlier could fail, and tell another that still forms.
+    sys.stdin.readline()
     try:
         with collective:
             result = globals()[orders["scenario"]](collective, rank)
