@@ -113,6 +113,8 @@ _SHOWN = {
     "predict_udf_against_predict_on_batch": "predict_udf against the same with predict_on_batch",
 }
 _MOST_PERCENT = 450
+# Differences, which stand among the lines of JSON.
+_NO_RATIOS = ("fit_seconds_beyond_steps", "fit_accuracy_lost")
 _LABELS, _BARS, _ROW, _TOP = 340, 400, 22, 40
 _STYLE = """
 text { font: 12px system-ui, sans-serif; fill: #24292f } .axis { stroke: #8c959f } .bar { fill: #2563eb }
@@ -138,8 +140,11 @@ def table(measured: Sequence[Measurement]) -> Iterable[str]:
     yield "| What | Case | Median | Least to most | Runs | Medians of the last run |"
     yield "|---|---|---|---|---|---|"
     for (measure, case), runs in by_case(measured).items():
+        if measure in _NO_RATIOS:
+            continue
         ratios = [each.ratio for each in runs]
-        behind = ", ".join(f"{name} {value:,.0f}" for name, value in runs[-1].medians.items() if "rows" in name)
+        shown = {name: value for name, value in runs[-1].medians.items() if "rows" in name or "seconds" in name}
+        behind = ", ".join(f"{name} {value:,.{0 if value > 100 else 1}f}" for name, value in shown.items())
         cells = (TITLES[measure], case, percent(statistics.median(ratios)), f"{percent(min(ratios))} to "
                  f"{percent(max(ratios))}", str(len(runs)), behind)  # fmt: skip
         yield f"| {' | '.join(cells)} |"
