@@ -530,7 +530,7 @@ def predict_files(
     rows = (
         pa.RecordBatch.from_arrays(
             [
-                *(_as_kept(batch.column(names.index(column.name)), column) for column in kept),
+                *(_in_type_of(batch.column(names.index(column.name)), column) for column in kept),
                 *(batch.column(names.index(name)) for name in inputs),
             ],
             [*kept.names, *inputs],
@@ -540,7 +540,7 @@ def predict_files(
     yield from predict_batches(prediction, columns, rows)
 
 
-def _as_kept(column: pa.Array, kept: pa.Field) -> pa.Array:
+def _in_type_of(column: pa.Array, kept: pa.Field) -> pa.Array:
     try:
         return cast_to(column, kept.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
