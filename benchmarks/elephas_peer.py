@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 # With these, Elephas 7.3 trains; it names no upper bounds itself.
-REQUIREMENTS = ("elephas==7.3.*", "tensorflow==2.19.*", "keras==3.15.*", "pyspark==4.0.*", "pyarrow")
+REQUIREMENTS = ("elephas==7.3.*", "tensorflow==2.19.*", "keras==3.15.*", "pyspark==4.0.*", "pyarrow==18.*")
 _INSTALL_S = 1800.0
 
 
