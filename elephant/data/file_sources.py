@@ -151,8 +151,9 @@ def files_in_order(file_bytes: Sequence[int], number: int) -> list[tuple[Share, 
     parts: dict[int, list[Share]] = {}
     total, place = max(sum(file_bytes), 1), 0
     for file, size in enumerate(file_bytes):
-        # By the middle of the file.
-        parts.setdefault((2 * place + size) * number // (2 * total), []).append(Share(file, 0, 1))
+        # By the middle of the file; empty files at the end belong to the last part.
+        part = min((2 * place + size) * number // (2 * total), number - 1)
+        parts.setdefault(part, []).append(Share(file, 0, 1))
         place += size
     return [tuple(shares) for shares in parts.values()]
 

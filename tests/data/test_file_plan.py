@@ -70,6 +70,10 @@ def test_files_when_dealt_in_order_then_parts_are_neighbours_and_none_is_empty(s
     assert max(inner) <= sum(sizes) / number
 
 
+def _reading_threads():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("elephant-reading")]
+
+
 def test_read_ahead_when_a_batch_is_used_then_the_next_one_is_read_and_errors_come_in_their_place():
     read = []
 
@@ -79,7 +83,7 @@ def test_read_ahead_when_a_batch_is_used_then_the_next_one_is_read_and_errors_co
             yield number
         raise OSError("no such file")
 
-    before, ahead = threading.active_count(), read_ahead(batches())
+    ahead = read_ahead(batches())
     assert next(ahead) == 1
     deadline = time.monotonic() + 30
     while read != [1, 2] and time.monotonic() < deadline:
@@ -93,4 +97,7 @@ def test_read_ahead_when_a_batch_is_used_then_the_next_one_is_read_and_errors_co
     left = read_ahead(iter([1, 2, 3]))
     next(left)
     left.close()
-    assert list(read_ahead(iter([]))) == [] and threading.active_count() == before
+    assert list(read_ahead(iter([]))) == []
+    while (reading := _reading_threads()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not reading

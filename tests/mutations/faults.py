@@ -50,8 +50,8 @@ FAULTS = (
     Fault(
         name="order-of-files",
         file="elephant/data/file_sources.py",
-        old="parts.setdefault((2 * place + size)",
-        new="parts.setdefault((2 * place * file + size)",
+        old="part = min((2 * place + size)",
+        new="part = min((2 * place * file + size)",
         breaks="Parts of files are larger than an equal part.",
         tests=("tests/data/test_file_plan.py",),
     ),
@@ -784,7 +784,7 @@ FAULTS = (
     Fault(
         name="descriptor-left-by-stream",
         file="elephant/net/stream.py",
-        old="        if self._closed and not self._users:\n            for sock in",
+        old="        if self._closed and not (self._users or self._is_detached):\n            for sock in",
         new="        if self._closed and self._users:\n            for sock in",
         breaks="Closed streams keep their descriptors.",
         tests=(f"{_NET}/test_stream.py",),
