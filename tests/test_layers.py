@@ -271,7 +271,7 @@ IMPORTED = [
     ("import elephant.collective.ring, elephant.net.server", ("pyspark", "keras", "tensorflow", "pyarrow")),
     ("import elephant.rank.__main__", ("pyspark", "keras", "tensorflow", "pyarrow", "pandas")),
     (
-        "from elephant.task.specs import result_row; result_row(0, b'a').schema",
+        "from elephant.cluster.spark_job import result_row; result_row(0, b'a').schema",
         ("pyspark", "keras", "tensorflow", "pandas"),
     ),
     ("import elephant.testing", ("pyspark", "keras", "tensorflow", "pandas")),

@@ -25,7 +25,6 @@ from elephant.backends.base import (
     sums_of_gradients,
 )
 from elephant.backends.keras_private import optimized_variables, step_counter, train_function
-from elephant.backends.optimizer_part import WholeClipping
 from elephant.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -228,6 +227,8 @@ class JaxBackend(Backend):
 
     def divide_update(self, optimizer: keras.optimizers.Optimizer, optimizer_part: OptimizerPart) -> None:
         import keras
+
+        from elephant.backends.optimizer_part import WholeClipping
 
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         stateless_apply, updated = inner.stateless_apply, optimizer_part.updated

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark import StorageLevel
 
-from elephant.cluster.row_source import FrameRows, TaskFunction
+from elephant.cluster.row_source import ArrowFunction, FrameRows, TaskFunction
 from elephant.cluster.spark_job import SparkJob, cancellation, cause_of, described
 from elephant.data.schema import SCALAR, VALIDATION, DataSchema, Field
 from elephant.errors import JobCancelledError, warn_user
@@ -222,7 +222,7 @@ class PreparedRows(FrameRows):
             rows = FrameRows(replace(self.fold, number=0).marked(self.stored_rows.frame), self.stored_rows.schema)
         return self.on_disk.first_row(rows)
 
-    def mapped(self, task: TaskFunction) -> tuple[DataFrame, TaskFunction]:
+    def mapped(self, task: TaskFunction) -> tuple[DataFrame, ArrowFunction]:
         """Returns the frame that executors keep."""
         return self._on_disk_in().mapped(task)
 

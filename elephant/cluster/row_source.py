@@ -22,7 +22,7 @@ from packaging.version import Version
 from elephant.backends.process_environment import process_environment
 from elephant.cluster.compiled_files import compiled_files
 from elephant.cluster.session import jvm_context, release
-from elephant.cluster.spark_job import RESULT_SCHEMA, InputStreamError, described
+from elephant.cluster.spark_job import RESULT_SCHEMA, InputStreamError, ResultRow, described, result_row
 from elephant.cluster.spark_private import arrow_batches, query_execution
 from elephant.data.casting import prepared_batch, prepared_batches
 from elephant.data.file_sources import Part, PlannedFiles, deal_files, files_in_order, read_ahead
@@ -47,8 +47,10 @@ _SHUFFLES = frozenset({"Repartition", "RepartitionByExpression"})
 
 # PySpark 4.0 has a profile for mapInArrow, and toArrow.
 SINCE_4 = release(pyspark.__version__) >= Version("4")
-# What each task runs: record batches of prepared columns come in, one row of rank and result goes out.
-TaskFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+# What each task runs: record batches of prepared columns come in, ranks and results go out.
+TaskFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[ResultRow]]
+# The same, as Spark is given it.
+ArrowFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 def num_partitions(frame: DataFrame) -> int | None:
@@ -140,7 +142,7 @@ class ArrowRows(RowSource):
     """Rows that are tasks of a DataFrame's ``mapInArrow``."""
 
     @abstractmethod
-    def mapped(self, task: TaskFunction) -> tuple[DataFrame, TaskFunction]:
+    def mapped(self, task: TaskFunction) -> tuple[DataFrame, ArrowFunction]:
         """Returns a frame, of which each task has a partition, and the function on what Spark sends of it."""
 
     def run(self, task: TaskFunction, *, barrier: bool, profile: ResourceProfile | None = None) -> list[Any]:
@@ -216,7 +218,7 @@ class FrameRows(ArrowRows):
         """Returns Spark's own estimate."""
         return estimated_bytes(self.frame)
 
-    def mapped(self, task: TaskFunction) -> tuple[DataFrame, TaskFunction]:
+    def mapped(self, task: TaskFunction) -> tuple[DataFrame, ArrowFunction]:
         """Returns the frame itself."""
         return self.frame, functools.partial(run_on_stream, task, self.schema)
 
@@ -226,7 +228,8 @@ def run_on_stream(
 ) -> Iterator[pa.RecordBatch]:
     """Runs a task on the rows that Spark sends; the function that ``mapInArrow`` runs."""
     received = _received(batches)
-    return task(received if schema is None else prepared_batches(received, schema))
+    for rank, result in task(received if schema is None else prepared_batches(received, schema)):
+        yield result_row(rank, result)
 
 
 def _received(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -268,12 +271,68 @@ class RddRows(RowSource):
 
     def run(self, task: TaskFunction, *, barrier: bool, profile: ResourceProfile | None = None) -> list[Any]:
         """Runs the task on every partition of the RDD."""
-        tasks, rdd = functools.partial(run_on_records, task, self._plan), self._rdd
-        if profile is not None:
-            # A copy, or the user's own RDD would have the profile from now on.
-            rdd = rdd.mapPartitions(_as_they_are, preservesPartitioning=True).withResources(profile)
-        mapped = rdd.barrier().mapPartitions(tasks) if barrier else rdd.mapPartitions(tasks)
-        return list(mapped.collect())
+        return _run_on_rdd(self._rdd, functools.partial(run_on_records, task, self._plan), barrier, profile)
+
+
+class NoRows(RowSource):
+    """Partitions without rows, for ranks that are given none.
+
+    They are an RDD's where there can be one: a Python worker that has to import Arrow for it, and a plan of Spark
+    SQL, take longer to begin than what runs there.
+
+    Args:
+        session: The Spark session.
+        number: Of partitions.
+    """
+
+    def __init__(self, session: SparkSession, number: int) -> None:
+        self._session = session
+        self._number = number
+
+    @property
+    def session(self) -> SparkSession:
+        """The Spark session."""
+        return self._session
+
+    def has_partitions(self, number: int) -> bool:
+        """Returns whether there are so many."""
+        return self._number == number
+
+    def repartitioned(self, number: int) -> NoRows:
+        """Returns so many."""
+        return NoRows(self._session, number)
+
+    def first_row(self) -> None:
+        """Returns None."""
+
+    def run(self, task: TaskFunction, *, barrier: bool, profile: ResourceProfile | None = None) -> list[Any]:
+        """Runs the task on every partition."""
+        context = jvm_context(self._session)
+        if context is None:
+            frame = self._session.range(0, self._number, 1, self._number)
+            return FrameRows(frame).run(task, barrier=barrier, profile=profile)
+
+        # Inside of this function, because Spark then sends its code along, and this module is not imported there.
+        def run_on_nothing(records: Iterable[Any]) -> Iterator[dict[str, Any]]:
+            for _ in records:
+                """There are none."""
+            for rank, result in task(()):
+                yield {"rank": rank, "result": result}
+
+        return _run_on_rdd(context.parallelize((), self._number), run_on_nothing, barrier, profile)
+
+
+def _run_on_rdd(
+    rdd: RDD[Any],
+    function: Callable[[Iterable[Any]], Iterator[Any]],
+    barrier: bool,
+    profile: ResourceProfile | None,
+) -> list[Any]:
+    if profile is not None:
+        # A copy, or the user's own RDD would have the profile from now on.
+        rdd = rdd.mapPartitions(_as_they_are, preservesPartitioning=True).withResources(profile)
+    mapped = rdd.barrier().mapPartitions(function) if barrier else rdd.mapPartitions(function)
+    return list(mapped.collect())
 
 
 def _as_they_are(records: Iterable[Any]) -> Iterable[Any]:
@@ -282,8 +341,8 @@ def _as_they_are(records: Iterable[Any]) -> Iterable[Any]:
 
 def run_on_records(task: TaskFunction, plan: RecordPlan, records: Iterable[Any]) -> Iterator[dict[str, Any]]:
     """Runs a task on one partition's records; the function that ``mapPartitions`` runs."""
-    for batch in task(plan.batches(records)):
-        yield from batch.to_pylist()
+    for rank, result in task(plan.batches(records)):
+        yield {"rank": rank, "result": result}
 
 
 def session_of(rdd: RDD[Any]) -> SparkSession:
@@ -447,7 +506,7 @@ class FileRows(ArrowRows):
             self.first = None if batch is None else batch.slice(0, 1)
         return None if self.first is None else prepared_batch(self.first, self.schema)
 
-    def mapped(self, task: TaskFunction) -> tuple[DataFrame, TaskFunction]:
+    def mapped(self, task: TaskFunction) -> tuple[DataFrame, ArrowFunction]:
         """Returns a frame of numbers: each task reads its part of the files itself."""
         files, number = self.files, self.number
         parts = files.in_order(number) if self.in_order else files.deal(number, seed=self.seed)
@@ -474,4 +533,5 @@ def run_on_part(
     task: TaskFunction, files: PlannedFiles, schema: DataSchema, parts: list[Part], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Runs a task on the rows that it is to read itself; the function that ``mapInArrow`` runs."""
-    return task(prepared_batches(rows_of_parts(files, parts, schema.columns, batches), schema))
+    for rank, result in task(prepared_batches(rows_of_parts(files, parts, schema.columns, batches), schema)):
+        yield result_row(rank, result)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from elephant.cluster.spark_private import gateway_of, java_context
 from elephant.errors import ClusterError, JobCancelledError, TrainingError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import SparkSession
 
 _CAUSE_LINES = 12
@@ -28,6 +30,8 @@ _CANCEL_GRACE_S = 10.0
 _CANCEL_AGAIN_S = 0.5
 
 # What tasks return: one row of rank and result.
+# What a task hands to the driver: a rank, and its result or a piece of it.
+ResultRow = tuple[int, bytes]
 RESULT_SCHEMA = "rank int, result binary"
 
 
@@ -250,3 +254,20 @@ def end_attempt(session: SparkSession, attempt: int) -> bool:
         return False
     java_context(context).sc().killTaskAttempt(attempt, True, "another attempt goes on in its place")
     return True
+
+
+def result_row(rank: int, result: bytes) -> pa.RecordBatch:
+    """Returns a `ResultRow` as one row of `RESULT_SCHEMA`.
+
+    Of buffers, because ``pa.array`` imports pandas into each of Spark's Python workers: 0.2 s of the first task there.
+
+    >>> result_row(3, b"abc").to_pylist()
+    [{'rank': 3, 'result': b'abc'}]
+    """
+    import pyarrow as pa
+
+    numbers = pa.Array.from_buffers(pa.int32(), 1, [None, pa.py_buffer(struct.pack("i", rank))])
+    ends = pa.py_buffer(struct.pack("2i", 0, len(result)))
+    return pa.RecordBatch.from_arrays(
+        [numbers, pa.Array.from_buffers(pa.binary(), 1, [None, ends, pa.py_buffer(result)])], ["rank", "result"]
+    )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from elephant.cluster.session import setting
-from elephant.config import FitConfig, Timeouts
+from elephant.config import Timeouts
 from elephant.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -33,12 +33,12 @@ class WarmWorkers:
 COLD = WarmWorkers()
 
 
-def warm_workers(session: SparkSession | None, config: FitConfig | None = None) -> WarmWorkers:
+def warm_workers(session: SparkSession | None, timeouts: Timeouts | None = None) -> WarmWorkers:
     """Returns how many processes may wait, as the cluster's setting says.
 
     Args:
         session: The Spark session; None where there is none yet.
-        config: The options of the fit; None for inference.
+        timeouts: Of the fit or run; None for inference.
 
     Raises:
         ConfigurationError: The setting is no number.
@@ -46,5 +46,4 @@ def warm_workers(session: SparkSession | None, config: FitConfig | None = None) 
     number = "auto" if session is None else setting(session, SETTING) or "auto"
     if number != "auto" and not number.isdigit():
         raise ConfigurationError(f"{SETTING}: expected 'auto' or an integer of at least 0. Received: {number!r}.")
-    timeouts = Timeouts() if config is None else config.timeouts
-    return WarmWorkers(limit=_AUTO if number == "auto" else int(number), idle_s=timeouts.warm_s)
+    return WarmWorkers(limit=_AUTO if number == "auto" else int(number), idle_s=(timeouts or Timeouts()).warm_s)

@@ -381,3 +381,18 @@ def from_json(nest: Nest) -> Nest:
     if isinstance(nest, (tuple, list)):
         return tuple(from_json(part) for part in nest)
     return nest
+
+
+@dataclass(frozen=True)
+class ShardSummary:
+    """Summary of a finished shard.
+
+    Args:
+        num_rows: Rows in all.
+        num_validation: Rows that the validation indicator column marks.
+        row_shapes: Natural shape of a row of each array column, by role; absent where there was no row to tell it.
+    """
+
+    num_rows: int
+    num_validation: int
+    row_shapes: dict[str, tuple[int, ...]]

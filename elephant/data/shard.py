@@ -16,7 +16,6 @@ import mmap
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
@@ -26,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from elephant.data.ragged import RaggedArray, Values, take_rows
-from elephant.data.schema import RAGGED, SPARSE, TEXT, DataSchema, Field
+from elephant.data.schema import RAGGED, SPARSE, TEXT, DataSchema, Field, ShardSummary
 from elephant.data.shuffling import RowRanges, ShuffleBuffer, read_pieces
 from elephant.data.to_numpy import refuse_bad_weights, refuse_unknown_classes, to_values
 from elephant.storage.filesystem import disk_full, is_full
@@ -37,21 +36,6 @@ _OFFSETS = "offsets"
 _BLOCK_BYTES = 4 << 20
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _NO_PLACE = np.uint64(0)
-
-
-@dataclass(frozen=True)
-class ShardSummary:
-    """Summary of a finished shard.
-
-    Args:
-        num_rows: Rows in all.
-        num_validation: Rows that the validation indicator column marks.
-        row_shapes: Natural shape of a row of each array column, by role; absent where there was no row to tell it.
-    """
-
-    num_rows: int
-    num_validation: int
-    row_shapes: dict[str, tuple[int, ...]]
 
 
 class ShardWriter:

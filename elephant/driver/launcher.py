@@ -208,7 +208,7 @@ class LocalJob:
 
 
 def _rows_of(task: RankTask, batches: Sequence[pa.RecordBatch]) -> list[dict[str, Any]]:
-    return [row for batch in task.rows(batches) for row in batch.to_pylist()]
+    return [{"rank": rank, "result": result} for rank, result in task.rows(batches)]
 
 
 @dataclass(frozen=True)

@@ -241,9 +241,10 @@ def _run_on_spark(
 ) -> list[Result]:
     from elephant.cluster.checks.preflight import Requirements, preflight_checked
     from elephant.cluster.checks.session_checks import encrypts
-    from elephant.cluster.row_source import FrameRows
+    from elephant.cluster.row_source import NoRows
     from elephant.cluster.session import ports_of, session_settings
     from elephant.cluster.spark_job import counted, described
+    from elephant.cluster.warm_workers import warm_workers
     from elephant.driver.coordinator_location import attempts_at_ranks
     from elephant.driver.run_ranks import RETRIES, results_of, run_ranks
     from elephant.monitor.progress import Progress
@@ -261,12 +262,13 @@ def _run_on_spark(
     )
     about = f"elephant run: {counted(request.num_workers, 'worker')}"
     with described(session, about), preflight_checked(session, requirements, progress.note) as plan:
-        rows = FrameRows(session.range(0, plan.slots_needed, 1, plan.slots_needed))
+        rows = NoRows(session, plan.slots_needed)
         settings = session_settings(session)
         spec = replace(
             function_spec(call, plan, timeouts, env, progress.shows_output),
             encryption=encrypts(encryption, settings),
             ports=ports_of(ports, settings),
+            warm=warm_workers(session, timeouts),
         )
         attempt_on = attempts_at_ranks(
             session, spec, progress, result=functools.partial(results_of, spec.plan.world_size)

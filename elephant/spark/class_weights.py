@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from elephant.cluster.row_source import RowSource
-from elephant.cluster.spark_job import described
+from elephant.cluster.spark_job import ResultRow, described
 from elephant.data.schema import SCALAR, DataSchema
 from elephant.data.to_numpy import to_values
 from elephant.errors import ConfigurationError, DataError
 from elephant.modeling.model_spec import ModelSpec
-from elephant.task.specs import result_row
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -91,7 +90,7 @@ def _balanced(rows_of: Callable[[DataSchema], RowSource], schema: DataSchema) ->
     return {label: counts.total() / (len(counts) * count) for label, count in counts.items()}
 
 
-def _count_labels(schema: DataSchema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _count_labels(schema: DataSchema, batches: Iterable[pa.RecordBatch]) -> Iterator[ResultRow]:
     """Yields how many rows of one partition, without those for validation, have each label; `RowSource.run` runs it."""
     counts, shape, first_row = Counter[str](), None, 0
     label = schema.labels[0]
@@ -109,4 +108,4 @@ def _count_labels(schema: DataSchema, batches: Iterable[pa.RecordBatch]) -> Iter
         first_row += batch.num_rows
         for value, count in zip(*np.unique(labels, return_counts=True), strict=True):
             counts[str(int(value))] += int(count)
-    yield result_row(0, json.dumps(counts).encode())
+    yield 0, json.dumps(counts).encode()

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from elephant.cluster.spark_job import described
+from elephant.cluster.spark_job import ResultRow, described
 from elephant.data.schema import DataSchema
 from elephant.errors import DataError, warn_user
 from elephant.task.model_batches import ModelRows, PackedFunction, RowShapes
 from elephant.task.model_cache import PackedModel
-from elephant.task.specs import result_row
 
 if TYPE_CHECKING:
     from elephant.cluster.row_source import RowSource
@@ -55,11 +54,11 @@ def evaluate_rows(rows: RowSource, evaluation: Evaluation) -> dict[str, Any]:
     return combined(evaluation, [bytes(result["result"]) for result in results])
 
 
-def evaluate_batches(evaluation: Evaluation, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def evaluate_batches(evaluation: Evaluation, batches: Iterable[pa.RecordBatch]) -> Iterator[ResultRow]:
     """Yields the part of one partition in the metrics, and nothing for one without rows; `RowSource.run` runs it."""
     chunks = (_columns(evaluation.schema, batch) for batch in batches)
     for part in evaluation.model.compute(functools.partial(evaluate_chunks, evaluation), chunks):
-        yield result_row(0, part)
+        yield 0, part
 
 
 def evaluate_chunks(evaluation: Evaluation, chunks: Iterable[Sequence[pa.Array]]) -> Iterator[bytes]:

@@ -358,7 +358,7 @@ def _task_spec(
         timeouts=job.config.timeouts,
         shows_output=progress.shows_output,
         plan=plan,
-        warm=warm_workers(rows.session, job.config),
+        warm=warm_workers(rows.session, job.config.timeouts),
         # With a local master, ranks stand where the driver does.
         brings_files=is_remote(rows.session) or not is_local(setting(rows.session, "spark.master") or ""),
         encryption=bool(job.config.encryption),

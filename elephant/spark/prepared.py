@@ -140,7 +140,7 @@ def _preprocessed(
         settings=pickled(spec.settings, "Keras' settings"),
         backend=spec.settings.backend,
         batch_size=config.rank_batch_size,
-        warm=warm_workers(source.session, config),
+        warm=warm_workers(source.session, config.timeouts),
     )
     told = [str(place) if _UNNAMED.fullmatch(name) else name for place, name in enumerate(names)]
     content = pickled((function, task.schema, wanted, told, spec.settings), _FUNCTION, dumps=_comparable)

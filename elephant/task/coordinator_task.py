@@ -13,10 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
 from elephant.backends.process_environment import process_environment
 from elephant.cluster.broadcast import in_task
+from elephant.cluster.spark_job import ResultRow
 from elephant.errors import COORDINATOR_LOST, ENDED, FROZEN, ElephantError, kind_of
 from elephant.monitor.events import Event, Printed, RankFailure, TaskStarted, packed
 from elephant.monitor.log_stream import is_noise
@@ -97,7 +96,7 @@ class RankZeroLink(TaskLink):
         self._early_lines.append((rank, lines))
         return lines
 
-    def fail(self, failure: RankFailure) -> Iterator[pa.RecordBatch]:
+    def fail(self, failure: RankFailure) -> Iterator[ResultRow]:
         """Yields the failure: the task goes on, or all that was heard would be lost with it."""
         own: list[Event] = [] if failure.kind == DISMISSED else [failure]
         if own and self._has_met:
@@ -106,7 +105,7 @@ class RankZeroLink(TaskLink):
         record = b"" if self._handle is None else self._record(self._handle, within_s=_AFTER_FAILURE_S)
         return result_rows(EVENTS, record + packed(own))
 
-    def end(self) -> Iterator[pa.RecordBatch]:
+    def end(self) -> Iterator[ResultRow]:
         """Yields the events that were heard here."""
         return iter(()) if self._handle is None else result_rows(EVENTS, self._record(self._handle))
 

@@ -1,9 +1,9 @@
-"""Fork server of training processes: ``python -m elephant.task.forkserver``.
+"""Fork server of ranks' processes: ``python -m elephant.task.forkserver``.
 
-The server imports Keras and its backend, runs nothing, and forks a process for each rank that
-asks: the rank starts in a fraction of a second where a fresh process would import for seconds.
-The idea is that of `multiprocessing.forkserver`; this one belongs to an executor of Spark's
-instead of the process that started it, and ends with it.
+The server imports Keras and its backend, or neither for functions of the user's, runs nothing, and
+forks a process for each rank that asks: the rank starts in a fraction of a second where a fresh
+process would import for seconds. The idea is that of `multiprocessing.forkserver`; this one belongs
+to an executor of Spark's instead of the process that started it, and ends with it.
 
 Where the import leaves a state that a fork would break (threads of the backend's own, an open
 device), the server forks before the import instead: spare processes import, then wait for one
@@ -38,7 +38,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from elephant.backends import backend_named
 from elephant.rank.executor import is_gone, is_stopped, memory_is_short, parents_of, process_start, quick_imports
 from elephant.rank.process_pipe import DESCRIPTORS, FORKED
 from elephant.storage.filesystem import WORK_FOLDER
@@ -609,8 +608,8 @@ def _reply(connection: socket.socket, message: dict[str, Any], descriptors: Sequ
 
 
 def main() -> None:
-    """Runs the server: ``FOLDER KEY LISTENER LOCK EXECUTOR_PID EXECUTOR_START BACKEND MODULES IDLE_S SPARES``."""
-    folder, key, listener, lock, process, start, backend, modules, idle_s, spares = sys.argv[1:11]
+    """Runs the server: ``FOLDER KEY LISTENER LOCK EXECUTOR_PID EXECUTOR_START MODULES FORKS IDLE_S SPARES``."""
+    folder, key, listener, lock, process, start, modules, forks, idle_s, spares = sys.argv[1:11]
     # Signals to the group of Spark's daemon, or of a terminal, are not for it.
     os.setpgid(0, 0)
     server = ForkServer(
@@ -620,7 +619,7 @@ def main() -> None:
         int(lock),
         (int(process), int(start)),
         modules=modules.split(","),
-        forks_after_import=backend_named(backend).forks_after_import,
+        forks_after_import=forks == "1",
         idle_s=float(idle_s),
         spares=int(spares),
     )

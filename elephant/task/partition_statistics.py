@@ -14,17 +14,17 @@ import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext, cloudpickle
 
+from elephant.cluster.spark_job import ResultRow
 from elephant.data.casting import prepared_batches
 from elephant.data.ragged import RaggedArray, Values, strings
 from elephant.data.schema import TEXT, DataSchema, Field
 from elephant.data.to_numpy import is_list, to_values
 from elephant.errors import DataError
-from elephant.task.specs import result_row
 
 VALUE = "value"
 
 
-def first_rows(count: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def first_rows(count: int, batches: Iterable[pa.RecordBatch]) -> Iterator[ResultRow]:
     """Yields the first rows of a partition as one result, an Arrow stream; nothing where there are none.
 
     Args:
@@ -40,7 +40,7 @@ def first_rows(count: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Rec
         with pa.ipc.new_stream(output, kept[0].schema) as writer:
             for batch in kept:
                 writer.write_batch(batch)
-        yield result_row(0, output.getvalue().to_pybytes())
+        yield 0, output.getvalue().to_pybytes()
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import pyarrow as pa
 from pyspark import cloudpickle
 
 from elephant.cluster.row_source import rows_of_parts
+from elephant.cluster.spark_job import ResultRow
 from elephant.data.casting import cast_to, lists_of, prepared_batches, prepared_column
 from elephant.data.file_sources import Part, PlannedFiles
 from elephant.data.ragged import RaggedArray, Values, take_rows
@@ -27,7 +28,6 @@ from elephant.data.to_numpy import is_binary, is_list
 from elephant.errors import DataError, SchemaError
 from elephant.task.model_batches import ModelBatch, ModelRows, PackedFunction
 from elephant.task.model_cache import PackedModel
-from elephant.task.specs import result_row
 
 if TYPE_CHECKING:
     from elephant.modeling.model_info import OutputInfo
@@ -309,11 +309,11 @@ def _outputs(prediction: Prediction, batch: ModelBatch) -> list[Values]:
     return prediction.model.loaded().outputs(batch.tensors, batch.schema.inputs, batch.values, prediction.outputs)
 
 
-def predict_arrays(prediction: Prediction, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def predict_arrays(prediction: Prediction, batches: Iterable[pa.RecordBatch]) -> Iterator[ResultRow]:
     """Yields the outputs of one partition's rows, in their order, as `packed_outputs`; `RowSource.run` runs it."""
     chunks = ([batch.column(field.role) for field in prediction.schema.inputs] for batch in batches)
     for packed in prediction.model.compute(functools.partial(packed_outputs, prediction), chunks):
-        yield result_row(0, packed)
+        yield 0, packed
 
 
 def packed_outputs(prediction: Prediction, chunks: Iterable[Sequence[pa.Array]]) -> Iterator[bytes]:

@@ -23,12 +23,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
 from elephant.backends.process_environment import device_environment
 from elephant.cluster.addresses import own_address
-from elephant.cluster.spark_job import InputStreamError
-from elephant.data.shard import ShardSummary
+from elephant.cluster.spark_job import InputStreamError, ResultRow
+from elephant.data.schema import ShardSummary
 from elephant.errors import ENDED, ClusterError, ElephantError, PeerLostError, is_retryable
 from elephant.monitor.events import RankFailure, TaskStarted
 from elephant.monitor.trace import Phases
@@ -46,6 +44,7 @@ from elephant.task.task_link import ChannelLink, StayingLink, TaskLink
 from elephant.task.warm_processes import new_work_folder
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark import BarrierTaskContext, TaskContext
 
 Results = list[tuple[int, bytes]]
@@ -60,7 +59,7 @@ _LEAVES = RankFailure(rank=0, kind=DISMISSED, message="the Spark task was asked 
 _DRIVER_FIRST_S = 1.0
 
 
-def run_partition(spec: TaskSpec, run: RunContext, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def run_partition(spec: TaskSpec, run: RunContext, batches: Iterable[pa.RecordBatch]) -> Iterator[ResultRow]:
     """Runs the ranks of one task on one partition; the function that ``mapInArrow(barrier=True)`` runs."""
     from pyspark import BarrierTaskContext
 
@@ -69,7 +68,7 @@ def run_partition(spec: TaskSpec, run: RunContext, batches: Iterable[pa.RecordBa
 
 def run_coordinator_partition(
     spec: TaskSpec, run: RunContext, coordinator: CoordinatorSpec, batches: Iterable[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
+) -> Iterator[ResultRow]:
     """Runs the ranks of one task, and the coordinator beside rank 0; the function of ``mapInArrow(barrier=True)``."""
     from pyspark import BarrierTaskContext
 
@@ -298,7 +297,7 @@ class RankTask(SynchronousTask):
 
 def run_restartable_partition(
     spec: TaskSpec, run: RunContext, batches: Iterable[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
+) -> Iterator[ResultRow]:
     """Runs the ranks of one task on one partition; the function that ``mapInArrow`` runs."""
     from pyspark import TaskContext
 
@@ -455,7 +454,7 @@ def _block(variables: dict[str, str]) -> bytes:
 
 def run_worker(
     spec: TaskSpec, run: RunContext, server_addresses: ServerAddresses, batches: Iterable[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
+) -> Iterator[ResultRow]:
     """Runs one worker on one partition; the function that ``mapInArrow`` runs."""
     from pyspark import TaskContext
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,6 @@ from elephant.data.schema import DataSchema, RowSpec
 from elephant.net.addresses import Address, Ports
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark import Broadcast
 
 # In the work folder of a coordinator's process that has failed: what it had heard until then.
@@ -158,20 +156,3 @@ class CoordinatorInfo:
         header, _, extras = block.partition(_HEADER_END)
         fields = json.loads(header)
         return cls(**{**fields, "timeouts": Timeouts(**fields["timeouts"]), "extras": extras})
-
-
-def result_row(rank: int, result: bytes) -> pa.RecordBatch:
-    """Returns one row of `elephant.cluster.spark_job.RESULT_SCHEMA`.
-
-    Of buffers, because ``pa.array`` imports pandas into each of Spark's Python workers: 0.2 s of the first task there.
-
-    >>> result_row(3, b"abc").to_pylist()
-    [{'rank': 3, 'result': b'abc'}]
-    """
-    import pyarrow as pa
-
-    numbers = pa.Array.from_buffers(pa.int32(), 1, [None, pa.py_buffer(struct.pack("i", rank))])
-    ends = pa.py_buffer(struct.pack("2i", 0, len(result)))
-    return pa.RecordBatch.from_arrays(
-        [numbers, pa.Array.from_buffers(pa.binary(), 1, [None, ends, pa.py_buffer(result)])], ["rank", "result"]
-    )

@@ -18,15 +18,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import pyarrow as pa
-
 from elephant.backends.process_environment import process_environment
 from elephant.cluster.broadcast import in_task
-from elephant.cluster.spark_job import InputStreamError
-from elephant.data.schema import DataSchema
-from elephant.data.shard import ShardSummary, ShardWriter
-from elephant.data.to_arrow import to_arrow
+from elephant.cluster.spark_job import InputStreamError, ResultRow
+from elephant.data.schema import DataSchema, ShardSummary
 from elephant.errors import ElephantError, PeerLostError, TrainingError, kind_of, text_of
 from elephant.monitor.events import RankFailure, TaskStarted
 from elephant.monitor.trace import Phases
@@ -36,10 +31,11 @@ from elephant.rank.rank_info import RankInfo
 from elephant.task.gpu_assignment import AssignedDevice
 from elephant.task.gpu_devices import TaskDevices, devices_of_task
 from elephant.task.process import DISMISSED, RankProcess
-from elephant.task.specs import ServerAddresses, TaskSpec, result_row
+from elephant.task.specs import ServerAddresses, TaskSpec
 from elephant.task.task_link import TaskLink
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark import TaskContext
 
 _FOLLOWED = (DISMISSED, kind_of(PeerLostError("")))
@@ -123,6 +119,9 @@ class RankProcessGroup:
             for _ in batches:
                 pass
             return [ShardSummary(num_rows=0, num_validation=0, row_shapes={}) for _ in self.all]
+        # Only here: ranks without rows begin sooner without Arrow.
+        from elephant.data.shard import ShardWriter
+
         with contextlib.ExitStack() as closing:
             writers = [closing.enter_context(ShardWriter(rank_handle.shard, schema)) for rank_handle in self.all]
             begun = 0
@@ -191,6 +190,10 @@ def dealt_rows(batch: pa.RecordBatch, place: int, count: int, begun: int) -> pa.
     """
     if count == 1:
         return batch
+    import numpy as np
+
+    from elephant.data.to_arrow import to_arrow
+
     return batch.take(to_arrow(np.arange((place - begun) % count, batch.num_rows, count)))
 
 
@@ -226,8 +229,8 @@ class Task(ABC):
     def run(self, batches: Iterable[pa.RecordBatch]) -> list[tuple[int, bytes]]:
         """Uses the rows, and waits until the ranks' processes have ended; returns each rank and its result."""
 
-    def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Runs the ranks, as the function of ``mapInArrow`` does it.
+    def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[ResultRow]:
+        """Runs the ranks, as the task of a `RowSource` does it.
 
         Yields:
             Each rank and what its program returned, see `result_rows`.
@@ -368,10 +371,10 @@ class Task(ABC):
         return RankFailure(kind=kind_of(error), message=message, traceback=trace).at(self._place)
 
 
-def result_rows(rank: int, result: bytes) -> Iterator[pa.RecordBatch]:
+def result_rows(rank: int, result: bytes) -> Iterator[ResultRow]:
     """Yields a result as rows of pieces, none of which is too large for a message; `results_by_rank` joins them."""
     for start in range(0, max(len(result), 1), PIECE_BYTES):
-        yield result_row(rank, result[start : start + PIECE_BYTES])
+        yield rank, result[start : start + PIECE_BYTES]
 
 
 def results_by_rank(rows: Iterable[Any]) -> dict[int, bytes]:

@@ -12,8 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-import pyarrow as pa
-
+from elephant.cluster.spark_job import ResultRow
 from elephant.config import Timeouts
 from elephant.errors import SUPERSEDED, NetworkError, PeerLostError, TrainingError, first_line
 from elephant.monitor.channel import ChannelClient, Met
@@ -70,10 +69,10 @@ class TaskLink(ABC):
         """Raises PeerLostError where the run is known to be over: nobody else may end this task."""
 
     @abstractmethod
-    def fail(self, failure: RankFailure) -> Iterator[pa.RecordBatch]:
+    def fail(self, failure: RankFailure) -> Iterator[ResultRow]:
         """Reports the failure of a rank; yields rows of `elephant.task.task.result_rows`, or fails the task."""
 
-    def end(self) -> Iterator[pa.RecordBatch]:
+    def end(self) -> Iterator[ResultRow]:
         """Yields rows of `elephant.task.task.result_rows` besides the ranks' own, when these have ended well."""
         return iter(())
 
@@ -177,7 +176,7 @@ class ChannelLink(TaskLink):
     def output(self, rank: int) -> Lines | None:
         return channel_output(self.run, self._spec, rank, self._task.host)
 
-    def fail(self, failure: RankFailure) -> Iterator[pa.RecordBatch]:
+    def fail(self, failure: RankFailure) -> Iterator[ResultRow]:
         """Tells the driver why a rank has failed, and fails the task."""
         if failure.kind != DISMISSED:
             # A worker that Spark runs again is not to wait for a driver that goes on.

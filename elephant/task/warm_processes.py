@@ -1,8 +1,9 @@
-"""Training processes that start warm, forked by a server that has imported Keras: one that an executor keeps for them.
+"""Ranks' processes that start warm, forked by a server that has imported Keras: one that an executor keeps for them.
 
 `elephant.task.forkserver` is the server. Here is the tasks' side: find the server of this
 executor or start one, ask it for a process, and follow that process as `subprocess.Popen` would.
-A task that gets none starts a fresh process.
+A task that gets none starts a fresh process. Ranks that call a function of the user's have a server of their own,
+without Keras.
 
 The first server of an executor is started ahead, by a small job that the driver runs as soon as it has a model
 (`elephant.cluster.preload`): it imports while the user's program still reads and prepares.
@@ -32,7 +33,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from elephant.backends import BACKENDS, asked_for, keras_file
+from elephant.backends import BACKENDS, asked_for, backend_named, keras_file
 from elephant.backends.process_environment import READ_LATE, process_environment
 from elephant.cluster.compiled_files import compiled_files
 from elephant.cluster.warm_workers import WarmWorkers
@@ -63,7 +64,7 @@ _START_S = 90.0
 _FORK_S = 4.0
 _BACKLOG = 64
 # What training and inference import: modules above this one among them, which their processes may use.
-_PRELOADED = (
+_PRELOADED: tuple[str, ...] = (
     "elephant.rank.__main__",
     "elephant.rank.synchronous",
     "elephant.rank.traced_step",
@@ -72,6 +73,9 @@ _PRELOADED = (
     "elephant.task.predict_task",
     "elephant.spark.evaluate",
 )
+# What a rank needs that calls a function of the user's, which may do without Keras, or set its backend first.
+_WITHOUT_KERAS: tuple[str, ...] = ("elephant.rank.__main__", "elephant.collective.bootstrap", "pyspark.cloudpickle")
+_FUNCTION = "function"
 _PACKAGES = ("elephant-spark", "keras", "numpy", *(name for one in BACKENDS.values() for name in one.packages))
 # Variables that differ between tasks and fits, and that nothing reads while it is imported.
 _OF_TASK = ("SPARK_", "PYSPARK_", "PYTHON_WORKER_", "PYTHON_UDF_", "ELEPHANT_")
@@ -269,7 +273,8 @@ def forked_process(
     if executor is None:
         return None
     try:
-        folder, key = _own_folder(executor[0]), environment_key(request.environment)
+        program = request.arguments[0]
+        folder, key = _own_folder(executor[0]), environment_key(request.environment, program)
         connection = _connected(folder, key, executor[0], request.environment, warm)
     except OSError:
         return None
@@ -422,8 +427,11 @@ def _run_server(
     environment: Mapping[str, str],
     waits: tuple[float, int],
 ) -> None:
-    started, backend = process_start(executor), asked_for(environment)
-    arguments = [folder, key, listener, lock, executor, started, backend, ",".join(_PRELOADED), *waits]
+    modules, forks = _WITHOUT_KERAS, True
+    if not _is_of_functions(key):
+        modules, forks = _PRELOADED, backend_named(asked_for(environment)).forks_after_import
+    imports = [",".join(modules), int(forks)]
+    arguments = [folder, key, listener, lock, executor, process_start(executor), *imports, *waits]
     command = [sys.executable, "-m", "elephant.task.forkserver", *map(str, arguments)]
     os.set_inheritable(lock, True)
     # The shell ends at once, so that the server is nobody's child: Spark ends Python workers as it likes. It stays in
@@ -442,12 +450,16 @@ def _run_server(
 
 
 def _make_room(folder: Path, key: str, limit: int) -> None:
-    """Asks servers of other keys to leave, the one first that has served longest, until there may be one more."""
+    """Asks servers of other keys to leave, the one first that has served longest, until there may be one more.
+
+    Those that have not imported Keras, and are small, count apart.
+    """
     serving = []
     for path in folder.glob("*.lock"):
         # A server that leaves meanwhile takes its file along.
         with contextlib.suppress(FileNotFoundError):
-            if path.stem != key and _server_of(path):
+            is_alike = _is_of_functions(path.stem) == _is_of_functions(key)
+            if is_alike and path.stem != key and _server_of(path):
                 serving.append((path.stat().st_mtime, path))
     for _, path in sorted(serving)[: max(len(serving) - limit + 1, 0)]:
         _signal_server(path, signal.SIGTERM)
@@ -479,14 +491,20 @@ def _is_locked(descriptor: int) -> bool:
     return True
 
 
-def environment_key(environment: Mapping[str, str]) -> str:
-    """Returns the key of a server: a digest of all that its import may have read.
+def environment_key(environment: Mapping[str, str], program: str = "") -> str:
+    """Returns the key of a server: a digest of all that its import may have read, and whether it imports Keras.
 
     A process that was made for other threads, another backend or another import path is not taken.
     """
     read = sorted(_read_at_import(environment).items())
     text = json.dumps([sys.executable, read, _inherited(), _keras_settings(environment), *map(_version, _PACKAGES)])
-    return hashlib.sha256(text.encode()).hexdigest()[:20]
+    digest = hashlib.sha256(text.encode()).hexdigest()[:20]
+    return f"{_FUNCTION}-{digest}" if program == _FUNCTION else digest
+
+
+def _is_of_functions(key: str) -> bool:
+    """Returns whether the server of a key has not imported Keras."""
+    return key.startswith(_FUNCTION)
 
 
 def _read_at_import(environment: Mapping[str, str]) -> dict[str, str]:

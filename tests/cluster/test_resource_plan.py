@@ -10,7 +10,7 @@ from tables import every_case
 from elephant.cluster.executors import TaskProfile
 from elephant.cluster.gpu_plan import HOSTS, NONE, SPARK, ResourceRequest, plan, slots_per_executor
 from elephant.cluster.warm_workers import WarmWorkers, warm_workers
-from elephant.config import FitConfig, Timeouts
+from elephant.config import Timeouts
 from elephant.errors import ClusterError, ConfigurationError
 
 LOCALS = ("local", "local[4]", "local[*]", "local[*, 4]")
@@ -379,6 +379,6 @@ def test_request_when_the_cluster_has_a_name_of_its_own_for_gpus_then_asks_for_t
 def test_warm_workers_when_the_cluster_sets_them_then_are_so_many_and_two_otherwise():
     limits = [warm_workers(session).limit for session in (None, Session(), Session(warmWorkers="auto"))]
     assert limits == [2, 2, 2]
-    assert warm_workers(Session(warmWorkers="0"), FitConfig(timeouts=Timeouts(warm_s=5.0))) == WarmWorkers(idle_s=5.0)
+    assert warm_workers(Session(warmWorkers="0"), Timeouts(warm_s=5.0)) == WarmWorkers(idle_s=5.0)
     with pytest.raises(ConfigurationError, match="spark.elephant.warmWorkers: expected 'auto' or an integer .* 'few'"):
         warm_workers(Session(warmWorkers="few"))

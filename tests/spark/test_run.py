@@ -9,6 +9,7 @@ import time
 import numpy as np
 import psutil
 import pytest
+from process_tree import task_of
 
 import elephant
 from elephant.config import Timeouts
@@ -111,6 +112,34 @@ def test_run_when_the_function_uses_numpy_only_then_keras_is_not_imported(spark)
     assert run(spark, look, env={"ELEPHANT_TEST": "set"}) == [([], "set", "1", "-1")] * 2
 
 
+def test_run_when_it_is_repeated_then_ranks_come_from_a_server_that_knows_nothing_of_the_run_before(spark):
+    """What would be a fresh process for a function is forked, without Keras, and with the environment of its run."""
+
+    def change():
+        from elephant.rank.process_pipe import is_forked
+
+        before = [name in os.environ for name in ("KERAS_BACKEND", "LEFT")]
+        # As a function may that chooses its backend itself.
+        os.environ["KERAS_BACKEND"] = "numpy"
+        elephant.left = os.environ["LEFT"] = "here"
+        import keras
+
+        return is_forked(), before, keras.config.backend(), os.getppid(), elephant.collective.rank()
+
+    def look():
+        return hasattr(elephant, "left"), "keras" in sys.modules, os.environ.get("LEFT"), os.getppid()
+
+    changed = run(spark, change, num_workers=3)
+    assert [answer[:3] + answer[4:] for answer in changed] == [
+        (True, [False, False], "numpy", rank) for rank in range(3)
+    ]
+    seen = run(spark, look, num_workers=3)
+    assert [answer[:3] for answer in seen] == [(False, False, None)] * 3
+    assert {answer[3] for answer in seen} == {answer[3] for answer in changed}
+    # Another environment may change what an import reads, and has a server of its own.
+    assert not {answer[3] for answer in run(spark, look, env={"LEFT": "user"})} & {answer[3] for answer in seen}
+
+
 def test_run_when_the_session_is_not_given_then_takes_the_active_one(spark, capsys):
     def speak():
         print("from rank", elephant.collective.rank())
@@ -200,7 +229,7 @@ def test_run_when_the_spark_task_of_a_rank_is_killed_then_names_the_rank(spark, 
 
     def kill():
         names = names_when(tmp_path, 2)
-        task = psutil.Process(int(names[1].split("-")[1])).parent()
+        task = task_of(int(names[1].split("-")[1]))
         command = next(process for process in task.parents() if process.name() == "java").cmdline()
         executors.append(command[command.index("--executor-id") + 1])
         task.kill()
@@ -238,8 +267,7 @@ def test_run_when_the_spark_task_of_a_rank_freezes_then_names_the_rank(spark, tm
             time.sleep(0.05)
 
     def freeze():
-        process = psutil.Process(int(names_when(tmp_path, 2)[1].split("-")[1]))
-        process.parent().suspend()
+        task_of(int(names_when(tmp_path, 2)[1].split("-")[1])).suspend()
         touch(tmp_path, "gate")
 
     watcher = threading.Thread(target=freeze, name="fault")

@@ -98,7 +98,7 @@ class Rows:
         self.partitions = partitions
 
     def run(self, task, *, barrier):
-        return [row for batches in self.partitions for batch in task(batches) for row in batch.to_pylist()]
+        return [{"rank": rank, "result": result} for batches in self.partitions for rank, result in task(batches)]
 
 
 def labelled(labels, marks=None):

@@ -21,10 +21,10 @@ from elephant.task.task import PIECE_BYTES, result_rows, results_by_rank
 
 def test_results_by_rank_when_results_are_large_then_joins_their_pieces():
     results = {0: bytes(range(256)) * 10_000, 1: b"", -1: b"x" * PIECE_BYTES}
-    batches = [batch for rank, result in results.items() for batch in result_rows(rank, result)]
-    assert max(len(row["result"]) for batch in batches for row in batch.to_pylist()) <= PIECE_BYTES
-    assert [batch.num_rows for batch in batches] == [1] * 5
-    assert results_by_rank(row for batch in batches for row in batch.to_pylist()) == results
+    rows = [row for rank, result in results.items() for row in result_rows(rank, result)]
+    assert max(len(piece) for _, piece in rows) <= PIECE_BYTES
+    assert len(rows) == 5
+    assert results_by_rank({"rank": rank, "result": piece} for rank, piece in rows) == results
 
 
 def test_host_place_when_it_crosses_the_pipe_then_is_the_same():
@@ -130,8 +130,8 @@ class EndedJob:
 
     running, error = False, None
 
-    def __init__(self, batches):
-        self.rows = [row for batch in batches for row in batch.to_pylist()]
+    def __init__(self, rows):
+        self.rows = [{"rank": rank, "result": piece} for rank, piece in rows]
 
 
 @pytest.mark.parametrize("end", [signal.SIGSTOP, signal.SIGKILL], ids=["frozen", "killed"])

@@ -301,6 +301,21 @@ def test_server_when_more_keys_are_asked_for_than_may_wait_then_the_oldest_leave
     assert sorted(server.pid for server in servers_in(local)) == sorted(alive[1:])
 
 
+def test_server_of_functions_when_others_are_asked_for_then_counts_apart_and_is_taken_for_functions_alone(local):
+    assert environment_key({}, "function") != environment_key({}) == environment_key({}, "fit")
+    for name in ("function-1", "function-2", "2", "3"):
+        warm_processes.lock_path(local, name).touch()
+    asked, places = [], {"function-1": 11, "function-2": 12, "2": 13, "3": 14}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(warm_processes, "_server_of", lambda path: places[path.stem])
+        patched.setattr(warm_processes, "_signal_server", lambda path, number: asked.append(path.stem))
+        warm_processes._make_room(local, "4", 2)
+        warm_processes._make_room(local, "function-3", 2)
+    assert [name.startswith("function") for name in asked] == [False, True]
+    for name in places:
+        warm_processes.lock_path(local, name).unlink()
+
+
 def test_server_when_four_tasks_ask_at_once_then_is_one(local):
     barrier, parents = threading.Barrier(4), []
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from elephant.backends import BACKENDS, VARIABLE, backend_named, log_levels
 from elephant.cluster.executors import running_executors
-from elephant.cluster.session import setting
+from elephant.cluster.session import jvm_context, setting
 from elephant.cluster.spark_job import SparkJob, described
 
 if TYPE_CHECKING:
@@ -226,23 +226,46 @@ def on_partitions(function: Callable[[], Any]) -> Callable[[Iterable[Any]], Iter
         for _ in batches:
             pass
         said = json.dumps(function()).encode()
-        # Made of buffers, as in `elephant.task.specs.result_row`, which may not be there.
+        # Made of buffers, as in `elephant.cluster.spark_job.result_row`, which may not be there.
         buffers = [None, pyarrow.py_buffer(struct.pack("2i", 0, len(said))), pyarrow.py_buffer(said)]
         yield pyarrow.RecordBatch.from_arrays([pyarrow.Array.from_buffers(pyarrow.string(), 1, buffers)], ["said"])
 
     return call
 
 
-def ask_executors(session: SparkSession, function: Callable[[], Any], *, tasks: int, timeout_s: float) -> Any:
+def as_records(function: Callable[[], Any]) -> Callable[[Iterable[Any]], Iterator[Any]]:
+    """Returns the function of an RDD's ``mapPartitions`` that does the same as `on_partitions`, without Arrow."""
+
+    def call(records: Iterable[Any]) -> Iterator[Any]:
+        import json
+
+        for _ in records:
+            pass
+        yield {"said": json.dumps(function())}
+
+    return call
+
+
+def ask_executors(
+    session: SparkSession, function: Callable[[], Any], *, tasks: int, timeout_s: float, without_rows: bool = False
+) -> Any:
     """Runs a function in so many tasks at the same time, as far as there are slots; returns its results, as of JSON.
+
+    Args:
+        without_rows: Whether tasks of `NoRows` come next. Spark has other Python processes for an RDD's tasks than for
+            a DataFrame's, each of which has to be started once, so that it is best asked in the same.
 
     Raises:
         TimeoutError: The job did not end in time.
         Exception: What Spark raises of a job that failed.
     """
-    frame = session.range(0, tasks, 1, tasks).mapInArrow(on_partitions(function), "said string")
+    context = jvm_context(session) if without_rows else None
+    if context is None:
+        collect = session.range(0, tasks, 1, tasks).mapInArrow(on_partitions(function), "said string").collect
+    else:
+        collect = context.parallelize((), tasks).mapPartitions(as_records(function)).collect
     with described(session, "facts of the executors"):
-        job = SparkJob(session, f"elephant-look-{uuid.uuid4().hex}", frame.collect)
+        job = SparkJob(session, f"elephant-look-{uuid.uuid4().hex}", collect)
     deadline = time.monotonic() + timeout_s
     try:
         while job.running and time.monotonic() < deadline:
@@ -272,18 +295,27 @@ class Executors:
             return self._known_report[1] if self._known_report is not None and self._known_report[0] == key else None
 
     def look(
-        self, session: SparkSession, *, tasks: int, timeout_s: float, preload: Callable[[], None] | None = None
+        self,
+        session: SparkSession,
+        *,
+        tasks: int,
+        timeout_s: float,
+        preload: Callable[[], None] | None = None,
+        without_rows: bool = False,
     ) -> ExecutorReport:
         """Asks the executors, in so many tasks where their number is not known, and keeps what they say.
 
         Args:
             preload: See `facts_function`.
+            without_rows: See `ask_executors`.
         """
         key = _key(session)
         names = key[1]
         try:
             count = tasks if names is None else len(names)
-            report = examine_executors(session, tasks=count, timeout_s=timeout_s, preload=preload)
+            report = examine_executors(
+                session, tasks=count, timeout_s=timeout_s, preload=preload, without_rows=without_rows
+            )
         except Exception as error:
             return ExecutorReport(error=str(error) or type(error).__name__, missing=tasks)
         if not (names is not None and report.missing):
@@ -310,6 +342,7 @@ def examine_executors(
     timeout_s: float,
     connect_back: Callable[[], str] | None = None,
     preload: Callable[[], None] | None = None,
+    without_rows: bool = False,
 ) -> ExecutorReport:
     """Asks the executors for their facts; raises what `ask_executors` raises."""
     if not tasks:
@@ -317,7 +350,7 @@ def examine_executors(
     function = facts_function(PACKAGES, tuple(BACKENDS), connect_back, preload)
     by_place = {
         (one["host"], one["executor"]): as_facts(one)
-        for one in ask_executors(session, function, tasks=tasks, timeout_s=timeout_s)
+        for one in ask_executors(session, function, tasks=tasks, timeout_s=timeout_s, without_rows=without_rows)
     }
     facts = [by_place[place] for place in sorted(by_place)]
     named = any(one.executor for one in facts)

@@ -10,6 +10,7 @@ are kept for the next fit. One error tells all that is missing, not one thing af
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import threading
 import uuid
@@ -300,7 +301,9 @@ def _of_executors(session: SparkSession, requirements: Requirements, slots: int 
     reason = _why_not_ask(session, slots)
     if reason:
         return check_results or [_unasked(reason)]
-    return _checked(known_executors.look(session, tasks=requirements.num_workers, timeout_s=ANSWER_S), requirements)
+    # What needs no Keras is a function, which has no rows.
+    look = functools.partial(known_executors.look, timeout_s=ANSWER_S, without_rows=not requirements.keras)
+    return _checked(look(session, tasks=requirements.num_workers), requirements)
 
 
 def _checked(report: ExecutorReport, requirements: Requirements) -> list[CheckResult]:
