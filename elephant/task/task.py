@@ -185,6 +185,7 @@ def dealt_rows(batch: pa.RecordBatch, place: int, count: int, begun: int) -> pa.
     Args:
         place: Which member, from zero.
 
+    >>> import pyarrow as pa
     >>> dealt_rows(pa.record_batch({"x": [3, 4, 5, 6]}), place=1, count=2, begun=3).to_pydict()
     {'x': [3, 5]}
     """
