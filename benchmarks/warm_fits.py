@@ -4,7 +4,7 @@
 
     python benchmarks/warm_fits.py                       # all of it
     python benchmarks/warm_fits.py --only second first memory
-    python benchmarks/warm_fits.py --only tuning
+    python benchmarks/warm_fits.py --only tuning functions
 
 *second*: from the call of ``fit`` to the beginning, and to the end, of the first training step, of the second fit of a
 session over the first one, each session new (two executors, a table of 10,000 rows; Spark has run a Python job before);
@@ -16,6 +16,8 @@ between the estimator and its fit, over the second fit.
 end of training, forked over fresh.
 *tuning*: a `CrossValidator` of six fits of the digits and the last one on all rows, two workers, over the same fits and
 evaluations in one process of plain Keras, from its start to its end; processor time of all processes, and the clock.
+*functions*: the first call of `elephant.run` in a session, of a function that returns its rank, on 32 workers (16 slots
+of each executor), over a barrier job of 32 tasks as Spark itself runs it; and the second ones.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ from report import Measurement, median_ratio, report
 from session_processes import cpu_by_part, fork_servers
 
 _DEADLINE_S = 900
+_FUNCTION_RANKS = 32
 _WORKERS = 2
 _EPOCHS = 30
 _BATCH_SIZE = 32
@@ -124,6 +127,59 @@ def session(warm: str | int, after_s: float) -> None:
             }
         )
     )
+
+
+def functions(side: str) -> None:
+    """The new process of `compare_functions`: two jobs of a session, each of which brings back the ranks."""
+    import elephant
+    from elephant.cluster.local import local_session
+
+    spark = local_session(_WORKERS, conf={"spark.master": f"local-cluster[2,{_FUNCTION_RANKS // 2},1024]"})
+    try:
+        # Spark's SQL has begun, as in a program that has read something.
+        spark.range(10).count()
+        seconds = []
+        for _ in range(2):
+            began = time.monotonic()
+            if side == "run":
+                ranks = elephant.run(_own_rank, num_workers=_FUNCTION_RANKS, spark=spark, verbose=0)
+            else:
+                tasks = spark.sparkContext.parallelize(range(_FUNCTION_RANKS), _FUNCTION_RANKS).barrier()
+                ranks = tasks.mapPartitions(_own_task).collect()
+            seconds.append(time.monotonic() - began)
+            if sorted(ranks) != list(range(_FUNCTION_RANKS)):
+                raise ValueError(f"expected all {_FUNCTION_RANKS} ranks. Received: {ranks}")
+    finally:
+        spark.stop()
+    print(json.dumps(seconds))
+
+
+def _own_rank() -> int:
+    import elephant
+
+    return elephant.collective.rank()
+
+
+def _own_task(_: Any) -> Any:
+    from pyspark import BarrierTaskContext
+
+    context = BarrierTaskContext.get()
+    context.barrier()
+    yield context.partitionId()
+
+
+def compare_functions(repetitions: int) -> None:
+    """Prints `elephant.run` against a barrier job, each in sessions of its own, which take turns."""
+    found: dict[str, list[list[float]]] = {"barrier": [], "run": []}
+    for _ in range(repetitions):
+        for side, calls in found.items():
+            command = [sys.executable, __file__, "--functions", side]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=_DEADLINE_S)
+            calls.append(json.loads(done.stdout.splitlines()[-1]))
+    for place, (measure, target) in enumerate((("first_run_over_barrier_job", 1.3), ("second_run_over_barrier_job", None))):
+        ours, theirs = ([call[place] for call in found[side]] for side in ("run", "barrier"))
+        medians = {"run_s": statistics.median(ours), "barrier_s": statistics.median(theirs)}
+        _report(measure, median_ratio(ours, theirs), target, medians, repetitions, workers=_FUNCTION_RANKS)
 
 
 def digits() -> tuple[np.ndarray, np.ndarray]:
@@ -259,18 +315,25 @@ def tuning(repetitions: int) -> None:
         finally:
             spark.stop()
         theirs.append(tune_alone())
-    for name, target in (("cpu_s", 3.0), ("seconds", 2.5)):
+    for name, target in (("cpu_s", 1.5), ("seconds", 1.2)):
         medians = {key: statistics.median(one[key] for one in ours) for key in ours[0]}
         medians |= {f"alone_{key}": statistics.median(one[key] for one in theirs) for key in theirs[0]}
         ratio = median_ratio([one[name] for one in ours], [one[name] for one in theirs])
         _report(f"tuning_{name}_over_one_process", ratio, target, medians, repetitions)
 
 
-def _report(measure: str, ratio: float, target: float | None, medians: dict[str, float], repetitions: int) -> None:
+def _report(
+    measure: str,
+    ratio: float,
+    target: float | None,
+    medians: dict[str, float],
+    repetitions: int,
+    workers: int = _WORKERS,
+) -> None:
     report(
         Measurement(
             measure=measure,
-            case={"workers": _WORKERS},
+            case={"workers": workers},
             ratio=ratio,
             target=target,
             at_least=False,
@@ -283,15 +346,19 @@ def _report(measure: str, ratio: float, target: float | None, medians: dict[str,
 def main() -> None:
     """Measures what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    kinds = ("second", "first", "memory", "tuning")
+    kinds = ("second", "first", "memory", "tuning", "functions")
     parser.add_argument("--only", nargs="+", choices=kinds, default=kinds, help="what to measure (all)")
     parser.add_argument("--repetitions", type=int, default=5, help="of each (5)")
     parser.add_argument("--session", help=argparse.SUPPRESS)
+    parser.add_argument("--functions", choices=("run", "barrier"), help=argparse.SUPPRESS)
     parser.add_argument("--after", type=float, default=0.0, help=argparse.SUPPRESS)
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.alone:
         alone()
+        return
+    if options.functions:
+        functions(options.functions)
         return
     if options.session:
         session(options.session, options.after)
@@ -313,6 +380,8 @@ def main() -> None:
             report_memory(warm, cold)
     if "tuning" in options.only:
         tuning(options.repetitions)
+    if "functions" in options.only:
+        compare_functions(options.repetitions)
 
 
 if __name__ == "__main__":

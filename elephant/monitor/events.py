@@ -111,7 +111,7 @@ class Started(Event):
     # the step that it begins with, counted from one over all epochs; None where it has no steps, or where they are
     # its own
     first_step: int | None = None
-    warm: bool = False  # whether its process was forked from one that had imported Keras
+    warm: bool = False  # whether its process was forked from one that waited
 
 
 @dataclass(frozen=True, kw_only=True)
