@@ -176,7 +176,8 @@ def compare_functions(repetitions: int) -> None:
             command = [sys.executable, __file__, "--functions", side]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=_DEADLINE_S)
             calls.append(json.loads(done.stdout.splitlines()[-1]))
-    for place, (measure, target) in enumerate((("first_run_over_barrier_job", 1.3), ("second_run_over_barrier_job", None))):
+    targets = {"first_run_over_barrier_job": 1.3, "second_run_over_barrier_job": None}
+    for place, (measure, target) in enumerate(targets.items()):
         ours, theirs = ([call[place] for call in found[side]] for side in ("run", "barrier"))
         medians = {"run_s": statistics.median(ours), "barrier_s": statistics.median(theirs)}
         _report(measure, median_ratio(ours, theirs), target, medians, repetitions, workers=_FUNCTION_RANKS)
