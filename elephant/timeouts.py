@@ -22,7 +22,8 @@ class Timeouts:
             up, or, with a parameter server, after which it is ended for Spark to start another.
         slots_s: Waiting for executors that a cluster has promised and not started yet.
         executors_s: Having no executor at all in the middle of a fit, where the cluster could start others.
-        warm_s: How long processes that have imported Keras wait on an executor for the next fit.
+        warm_s: How long processes that have imported Keras wait on an executor for the next fit, or others for
+            functions.
 
     Raises:
         ConfigurationError: One of them is no number of seconds.

@@ -270,6 +270,8 @@ IMPORTED = [
     ("import elephant.jobs.training, elephant.jobs.inference", ("pyspark", "keras", "tensorflow", "pyarrow", "yaml")),
     ("import elephant.collective.ring, elephant.net.server", ("pyspark", "keras", "tensorflow", "pyarrow")),
     ("import elephant.rank.__main__", ("pyspark", "keras", "tensorflow", "pyarrow", "pandas")),
+    # Tasks of functions, of which there may be dozens on two cores.
+    ("import elephant.task.rank_task", ("pyspark", "keras", "tensorflow", "pyarrow", "pandas")),
     (
         "from elephant.cluster.spark_job import result_row; result_row(0, b'a').schema",
         ("pyspark", "keras", "tensorflow", "pandas"),

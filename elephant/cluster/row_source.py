@@ -271,7 +271,11 @@ class RddRows(RowSource):
 
     def run(self, task: TaskFunction, *, barrier: bool, profile: ResourceProfile | None = None) -> list[Any]:
         """Runs the task on every partition of the RDD."""
-        return _run_on_rdd(self._rdd, functools.partial(run_on_records, task, self._plan), barrier, profile)
+        tasks, rdd = functools.partial(run_on_records, task, self._plan), self._rdd
+        if profile is not None:
+            # A copy, or the user's own RDD would have the profile from now on.
+            rdd = rdd.mapPartitions(_as_they_are, preservesPartitioning=True).withResources(profile)
+        return _results(rdd, tasks, barrier)
 
 
 class NoRows(RowSource):
@@ -319,18 +323,11 @@ class NoRows(RowSource):
             for rank, result in task(()):
                 yield {"rank": rank, "result": result}
 
-        return _run_on_rdd(context.parallelize((), self._number), run_on_nothing, barrier, profile)
+        rdd = context.parallelize((), self._number)
+        return _results(rdd if profile is None else rdd.withResources(profile), run_on_nothing, barrier)
 
 
-def _run_on_rdd(
-    rdd: RDD[Any],
-    function: Callable[[Iterable[Any]], Iterator[Any]],
-    barrier: bool,
-    profile: ResourceProfile | None,
-) -> list[Any]:
-    if profile is not None:
-        # A copy, or the user's own RDD would have the profile from now on.
-        rdd = rdd.mapPartitions(_as_they_are, preservesPartitioning=True).withResources(profile)
+def _results(rdd: RDD[Any], function: Callable[[Iterable[Any]], Iterator[Any]], barrier: bool) -> list[Any]:
     mapped = rdd.barrier().mapPartitions(function) if barrier else rdd.mapPartitions(function)
     return list(mapped.collect())
 

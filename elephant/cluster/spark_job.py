@@ -29,9 +29,9 @@ _DESCRIPTION = "spark.job.description"
 _CANCEL_GRACE_S = 10.0
 _CANCEL_AGAIN_S = 0.5
 
-# What tasks return: one row of rank and result.
 # What a task hands to the driver: a rank, and its result or a piece of it.
 ResultRow = tuple[int, bytes]
+# The same, as one row of Spark SQL.
 RESULT_SCHEMA = "rank int, result binary"
 
 

@@ -1,4 +1,4 @@
-"""Limits on the processes of an executor that wait with Keras imported, as the cluster sets them."""
+"""Limits on the processes of an executor that wait, with Keras imported or for functions, as the cluster sets them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ _AUTO = 2
 
 @dataclass(frozen=True, kw_only=True)
 class WarmWorkers:
-    """Limits on the processes of an executor that have imported Keras and wait: their number, and for how long.
+    """Limits on the processes of an executor that have imported and wait: their number, and for how long.
 
     Args:
-        limit: Processes that wait on each executor at most; zero starts every training process fresh.
-        idle_s: Seconds without a fit after which they end.
+        limit: Processes with Keras that wait on each executor at most, and those for functions beside them; zero
+            starts every process of a rank fresh.
+        idle_s: Seconds without a fit or run after which they end.
     """
 
     limit: int = 0

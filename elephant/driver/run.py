@@ -244,12 +244,12 @@ def _run_on_spark(
     from elephant.cluster.row_source import NoRows
     from elephant.cluster.session import ports_of, session_settings
     from elephant.cluster.spark_job import counted, described
-    from elephant.cluster.warm_workers import warm_workers
+    from elephant.cluster.warm_workers import COLD, warm_workers
     from elephant.driver.coordinator_location import attempts_at_ranks
     from elephant.driver.run_ranks import RETRIES, results_of, run_ranks
     from elephant.monitor.progress import Progress
 
-    call = pickled_call(fn, args, kwargs)
+    call, warm = pickled_call(fn, args, kwargs), warm_workers(session, timeouts)
     count = request.num_workers * request.gpus_per_worker
     progress = Progress(num_workers=count, epochs=0, verbose=verbose)
     requirements = Requirements(
@@ -268,7 +268,8 @@ def _run_on_spark(
             function_spec(call, plan, timeouts, env, progress.shows_output),
             encryption=encrypts(encryption, settings),
             ports=ports_of(ports, settings),
-            warm=warm_workers(session, timeouts),
+            # A process that waits would hold what the user has set, a secret maybe, when the run is over.
+            warm=COLD if env else warm,
         )
         attempt_on = attempts_at_ranks(
             session, spec, progress, result=functools.partial(results_of, spec.plan.world_size)

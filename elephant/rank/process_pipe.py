@@ -69,7 +69,7 @@ def last_step(path: Path) -> int | None:
 
 
 def is_forked() -> bool:
-    """Returns whether this process was forked from a server that had imported Keras."""
+    """Returns whether this process was forked from a server, which had imported what such processes need."""
     return FORKED in os.environ
 
 

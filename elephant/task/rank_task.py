@@ -60,7 +60,7 @@ _DRIVER_FIRST_S = 1.0
 
 
 def run_partition(spec: TaskSpec, run: RunContext, batches: Iterable[pa.RecordBatch]) -> Iterator[ResultRow]:
-    """Runs the ranks of one task on one partition; the function that ``mapInArrow(barrier=True)`` runs."""
+    """Runs the ranks of one task on one partition; a task of a barrier stage runs it."""
     from pyspark import BarrierTaskContext
 
     return RankTask(spec, run, BarrierTaskContext.get()).rows(batches)
@@ -69,7 +69,7 @@ def run_partition(spec: TaskSpec, run: RunContext, batches: Iterable[pa.RecordBa
 def run_coordinator_partition(
     spec: TaskSpec, run: RunContext, coordinator: CoordinatorSpec, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[ResultRow]:
-    """Runs the ranks of one task, and the coordinator beside rank 0; the function of ``mapInArrow(barrier=True)``."""
+    """Runs the ranks of one task, and the coordinator beside rank 0; a task of a barrier stage runs it."""
     from pyspark import BarrierTaskContext
 
     return RankTask(spec, run, BarrierTaskContext.get(), coordinator).rows(batches)

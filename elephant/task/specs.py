@@ -36,7 +36,7 @@ class TaskSpec:
         environment: Variables of the user's for the ranks' processes.
         shows_output: Whether the driver shows what the ranks' processes print.
         plan: Where the ranks' devices come from, and how many ranks a task has.
-        warm: How many processes may wait on an executor that have imported Keras, from which ranks are forked.
+        warm: How many processes may wait on an executor that have imported, from which ranks are forked.
         brings_files: Whether what the user's code writes to relative paths comes to the driver; else it is there.
         encryption: Whether the connections of the run are encrypted.
         ports: Those that ranks and the driver may listen on; None leaves the choice to the system.

@@ -62,6 +62,8 @@ _ANSWER_S = 10.0
 _START_S = 90.0
 # For a server that has imported, and takes 20 ms: one that takes longer is frozen, or swapped out.
 _FORK_S = 4.0
+# Ranks of functions may be dozens on one executor, which all ask at once.
+_FORK_MANY_S = 20.0
 _BACKLOG = 64
 # What training and inference import: modules above this one among them, which their processes may use.
 _PRELOADED: tuple[str, ...] = (
@@ -87,6 +89,7 @@ class ForkedProcess:
 
     Args:
         start_fresh: Starts a process in its place, where the server refuses or is lost before it has forked.
+        fork_s: Seconds that a server which has imported may take.
     """
 
     def __init__(
@@ -96,15 +99,17 @@ class ForkedProcess:
         *,
         start_fresh: Callable[[], subprocess.Popen[bytes]],
         on_started: Callable[[], None],
+        fork_s: float = _FORK_S,
     ) -> None:
         self._connection = connection
-        connection.settimeout(_FORK_S)
+        self._fork_s = fork_s
+        connection.settimeout(fork_s)
         self._lock = lock
         self._start_fresh = start_fresh
         self._on_started = on_started
         self._fresh: subprocess.Popen[bytes] | None = None
         self._is_expected = is_ready(lock)
-        self._deadline = time.monotonic() + (_FORK_S if self._is_expected else _START_S)
+        self._deadline = time.monotonic() + (fork_s if self._is_expected else _START_S)
         # The process' pidfd, once it is forked.
         self._descriptor = -1
         self._is_heard = True
@@ -203,7 +208,7 @@ class ForkedProcess:
         """Returns whether the server should have answered by now."""
         if not self._is_expected and is_ready(self._lock):
             self._is_expected = True
-            self._deadline = min(self._deadline, time.monotonic() + _FORK_S)
+            self._deadline = min(self._deadline, time.monotonic() + self._fork_s)
         return time.monotonic() > self._deadline
 
     def _take(self, message: dict[str, Any]) -> None:
@@ -285,7 +290,13 @@ def forked_process(
     except OSError:
         connection.close()
         return None
-    return ForkedProcess(connection, lock_path(folder, key), start_fresh=start_fresh, on_started=on_started)
+    return ForkedProcess(
+        connection,
+        lock_path(folder, key),
+        start_fresh=start_fresh,
+        on_started=on_started,
+        fork_s=_FORK_MANY_S if _is_of_functions(key) else _FORK_S,
+    )
 
 
 def preload_function(backend: str, warm: WarmWorkers, *, ranks_per_task: int, spares: int) -> Callable[[], None]:

@@ -134,8 +134,10 @@ def test_run_when_it_is_repeated_then_ranks_come_from_a_server_that_knows_nothin
     seen = run(spark, look, num_workers=3)
     assert [answer[:3] for answer in seen] == [(False, False, None)] * 3
     assert {answer[3] for answer in seen} == {answer[3] for answer in changed}
-    # Another environment may change what an import reads, and has a server of its own.
-    assert not {answer[3] for answer in run(spark, look, env={"LEFT": "user"})} & {answer[3] for answer in seen}
+    # What the user sets is nothing that a process is to hold afterwards.
+    fresh = run(spark, look, env={"LEFT": "user"})
+    assert [answer[2] for answer in fresh] == ["user"] * 2
+    assert not {answer[3] for answer in fresh} & {answer[3] for answer in seen}
 
 
 def test_run_when_the_session_is_not_given_then_takes_the_active_one(spark, capsys):
