@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import itertools
 import json
 import subprocess
 import sys
@@ -228,8 +229,7 @@ def run_on_stream(
 ) -> Iterator[pa.RecordBatch]:
     """Runs a task on the rows that Spark sends; the function that ``mapInArrow`` runs."""
     received = _received(batches)
-    for rank, result in task(received if schema is None else prepared_batches(received, schema)):
-        yield result_row(rank, result)
+    return itertools.starmap(result_row, task(received if schema is None else prepared_batches(received, schema)))
 
 
 def _received(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -530,5 +530,5 @@ def run_on_part(
     task: TaskFunction, files: PlannedFiles, schema: DataSchema, parts: list[Part], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Runs a task on the rows that it is to read itself; the function that ``mapInArrow`` runs."""
-    for rank, result in task(prepared_batches(rows_of_parts(files, parts, schema.columns, batches), schema)):
-        yield result_row(rank, result)
+    rows = prepared_batches(rows_of_parts(files, parts, schema.columns, batches), schema)
+    return itertools.starmap(result_row, task(rows))
