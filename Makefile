@@ -13,6 +13,8 @@ PYTEST_ARGS ?=
 # Of `make fuzz`: inputs of each property, and seconds of each that Atheris tries.
 FUZZ_EXAMPLES ?= 3000
 FUZZ_SECONDS ?= 60
+# A test has all its examples in it: each conversation of one has a deadline of its own.
+FUZZ_TIME = --timeout=7200 -o faulthandler_timeout=0
 
 # Two processes of pytest; tests that share a Spark session, or a pool of processes, run in one (tests/support/grouping.py).
 PYTEST = -m pytest -n 2 --dist loadscope
@@ -104,7 +106,7 @@ mutate: venv ## plant small faults, one at a time, and see that tests find them 
 
 .PHONY: fuzz
 fuzz: venv ## try parsers and servers with many more odd inputs: half an hour (FUZZ_EXAMPLES=20000, FUZZ_SECONDS=300)
-	@FUZZ_EXAMPLES="$(FUZZ_EXAMPLES)" "$$VENV/bin/python" $(PYTEST) tests/fuzz -p no:randomly --hypothesis-profile=fuzz $(PYTEST_ARGS)
+	@FUZZ_EXAMPLES="$(FUZZ_EXAMPLES)" "$$VENV/bin/python" $(PYTEST) $(FUZZ_TIME) tests/fuzz -p no:randomly --hypothesis-profile=fuzz $(PYTEST_ARGS)
 	@"$$VENV/bin/python" tests/fuzz/coverage_guided.py $(FUZZ_SECONDS)
 
 .PHONY: test-versions

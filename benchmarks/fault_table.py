@@ -159,8 +159,6 @@ def why_absent(case: Case) -> str | None:
     if fault.part is Part.SERVER and mode is not Mode.ASYNCHRONOUS:
         return "has no parameter servers"
     if mode is Mode.RUN:
-        if fault.part is Part.FORK_SERVER:
-            return "its ranks import no Keras, and are not forked from a server"
         if fault is Fault.FULL_DISK:
             return "writes no rows to disks"
         if moment is Moment.MEETING:

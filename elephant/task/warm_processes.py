@@ -89,7 +89,7 @@ class ForkedProcess:
 
     Args:
         start_fresh: Starts a process in its place, where the server refuses or is lost before it has forked.
-        fork_s: Seconds that a server which has imported may take.
+        fork_s: Seconds that a server which has imported may take to fork. It then has `_FORK_S` to say how one ended.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class ForkedProcess:
     ) -> None:
         self._connection = connection
         self._fork_s = fork_s
-        connection.settimeout(fork_s)
+        connection.settimeout(_FORK_S)
         self._lock = lock
         self._start_fresh = start_fresh
         self._on_started = on_started
