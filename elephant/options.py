@@ -206,6 +206,9 @@ OPTIONS = (
     Option("inference_batch_size", _COUNT, None, INPUT,
            help="rows that transform and evaluate put through the model at a time; not set means 1024, more where "
            "rows are small, and fewer where they are large"),
+    Option("inference_use_gpu", SWITCH, False, INPUT,
+           help="whether the tasks of transform, evaluate and predict ask Spark for a GPU each by themselves; "
+           "otherwise they use what the application's tasks have"),
     Option("label_col", LABEL_COLUMNS, "label", LABEL,
            help="label: one column (number, boolean, array of numbers, ml vector), or numeric columns that make one "
            "vector; for several outputs, columns by the name of the output, or a list in their order; None for models "

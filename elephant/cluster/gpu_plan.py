@@ -267,6 +267,27 @@ def plan(conf: Mapping[str, str], request: ResourceRequest) -> ResourcePlan:
     return _without_profile(cluster, request, obstacle)
 
 
+def prediction_profile(session: SparkSession) -> TaskProfile | None:
+    """Returns the profile of tasks that predict, which are to have a GPU each; None where all tasks have one.
+
+    Raises:
+        ClusterError: Spark cannot give them one; it names the setting to change.
+    """
+    request = ResourceRequest(use_gpu=True, synchronous=False).named_in(session)
+    settings = scheduling_settings(session, request.gpu_resource)
+    cluster = ClusterSettings.of(settings, request.gpu_resource)
+    if cluster.kind != LOCAL and cluster.asked:
+        return None
+    planned = plan(settings, request)
+    if planned.profile is None:
+        raise ClusterError(
+            f"inferenceUseGpu=True: expected executors with GPUs ({cluster.executor_setting}), for which a stage can "
+            f"ask by itself. Received: {cluster.held} on each, with master {cluster.master or 'unknown'}. Set it on a "
+            f"cluster; where this stands, set {cluster.task_setting}; or leave inferenceUseGpu out."
+        )
+    return planned.profile
+
+
 def slots_per_executor(*, cores: int | None, task_cpus: float, held: int | None, amount: float) -> int | None:
     """Returns how many tasks an executor runs at the same time, by its cores and its devices; None when unknown.
 

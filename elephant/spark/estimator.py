@@ -163,6 +163,8 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         bucketByLength: Whether batches are made of sequences of like length, so that little is padded.
         inferenceBatchSize: Rows that ``transform`` and ``evaluate`` of the fitted model put through it at a time.
             None takes 1024; up to 8192 where rows are small, and fewer where a layer gives 256 MB for 1024.
+        inferenceUseGpu: Whether the tasks of ``transform``, ``evaluate`` and ``predict`` of the fitted model ask Spark
+            for a GPU each by themselves. Otherwise they use one where the application's tasks have it.
         useGpu: True demands a GPU for every worker, False hides them, ``"auto"`` takes those that Spark assigns or
             the hosts have. See ``docs/gpus.md``.
         gpusPerWorker: GPUs of each worker. Each is one rank; the worker's rows and batches are divided over them.
@@ -265,6 +267,7 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         stepsPerEpoch: int | None = None,
         bucketByLength: bool = False,
         inferenceBatchSize: int | None = None,
+        inferenceUseGpu: bool = False,
         useGpu: bool | str = "auto",
         gpusPerWorker: int = 1,
         gpuTransport: str = "auto",

@@ -22,6 +22,8 @@ from elephant.task.model_batches import ModelRows, PackedFunction, RowShapes
 from elephant.task.model_cache import PackedModel
 
 if TYPE_CHECKING:
+    from pyspark.resource import ResourceProfile
+
     from elephant.cluster.row_source import RowSource
     from elephant.rank.metrics.metric_sums import MetricPart, MetricSums
 
@@ -43,14 +45,17 @@ class Evaluation:
     function: PackedFunction | None = None
 
 
-def evaluate_rows(rows: RowSource, evaluation: Evaluation) -> dict[str, Any]:
+def evaluate_rows(rows: RowSource, evaluation: Evaluation, profile: ResourceProfile | None = None) -> dict[str, Any]:
     """Returns the loss and the metrics over all rows, by name.
+
+    Args:
+        profile: What each task asks for; None leaves it what the application's tasks have.
 
     Raises:
         DataError: There are no rows.
     """
     with described(rows.session, "elephant evaluate"):
-        results = rows.run(functools.partial(evaluate_batches, evaluation), barrier=False)
+        results = rows.run(functools.partial(evaluate_batches, evaluation), barrier=False, profile=profile)
     return combined(evaluation, [bytes(result["result"]) for result in results])
 
 

@@ -13,6 +13,8 @@ from pyspark.ml import Model
 from pyspark.sql import DataFrame, SparkSession
 
 from elephant.backends import current
+from elephant.cluster.executors import profile_of
+from elephant.cluster.gpu_plan import prediction_profile
 from elephant.cluster.preload import begin_preload
 from elephant.cluster.spark_private import set_params
 from elephant.driver.coordinator import FitResult
@@ -263,6 +265,7 @@ class KerasModel(Model, ModelParams, SavedStage):
 
         Raises:
             SchemaError: A column is missing or unusable, or an output column is there already.
+            ClusterError: inferenceUseGpu is set, and Spark cannot give its tasks GPUs.
             ConfigurationError: A param is one of another stage, there are no files, or columns are not those of files.
 
         Examples:
@@ -296,6 +299,7 @@ class KerasModel(Model, ModelParams, SavedStage):
             raw_prediction=self.getOrDefault(self.rawPredictionCol),
             batch_size=optional(self, self.inferenceBatchSize),
             preprocessing=optional(self, self.preprocessing),
+            use_gpu=self.getOrDefault(self.inferenceUseGpu),
         )
 
     @brief_errors
@@ -334,7 +338,9 @@ class KerasModel(Model, ModelParams, SavedStage):
             packed = PackedFunction.of(function, rows.target_schema, [input_info.name for input_info in info.inputs])
         batch_size = checked_batch_size(optional(self, self.inferenceBatchSize))
         evaluation = Evaluation(model=self.packed(), schema=rows.schema, batch_size=batch_size, function=packed)
-        return evaluate_rows(rows.source, evaluation)
+        session = rows.source.session
+        profile = prediction_profile(session) if self.getOrDefault(self.inferenceUseGpu) else None
+        return evaluate_rows(rows.source, evaluation, profile_of(session, profile))
 
     def _require_labels(self, selection: ColumnSelection) -> None:
         """Raises where no fit has said that the model is compared with its own input."""

@@ -20,9 +20,10 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that every user of Spark knows)
 from pyspark.sql.types import DataType, NullType, StructField, StructType
 
-from elephant.cluster.executors import parts_of_files
-from elephant.cluster.row_source import FileRows, FrameRows, arrow_schema, numbered_parts
-from elephant.cluster.session import release, require_running
+from elephant.cluster.executors import TaskProfile, parts_of_files, profile_of
+from elephant.cluster.gpu_plan import RESOURCE_SETTING, prediction_profile
+from elephant.cluster.row_source import SINCE_4, FileRows, FrameRows, arrow_schema, numbered_parts
+from elephant.cluster.session import release, require_running, setting
 from elephant.cluster.warm_workers import warm_workers
 from elephant.data.ragged import Values
 from elephant.data.schema import DataSchema, pack
@@ -73,7 +74,9 @@ def packed(servable: Servable, *, model_id: str) -> PackedModel:
         ConfigurationError: Its code cannot be pickled.
     """
     content = pickled(servable, "The model's code")
-    return PackedModel(model_id, servable.settings.backend, content, warm_workers(SparkSession.getActiveSession()))
+    session = SparkSession.getActiveSession()
+    named = None if session is None else setting(session, RESOURCE_SETTING)
+    return PackedModel(model_id, servable.settings.backend, content, warm_workers(session), named or "gpu")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +90,7 @@ class Scoring:
         prediction: See `elephant.task.predict_task.transformed_columns`, as the next two.
         batch_size: Rows that go through the model at a time; None leaves that to the model.
         preprocessing: The user's function that makes of the columns what the model takes, or None.
+        use_gpu: Whether each task asks Spark for a GPU by itself.
 
     Raises:
         ConfigurationError: Rows go through at a time that are none.
@@ -100,6 +104,7 @@ class Scoring:
     raw_prediction: str
     batch_size: int | None
     preprocessing: Callable[..., Any] | None = None
+    use_gpu: bool = False
 
     def __post_init__(self) -> None:
         checked_batch_size(self.batch_size)
@@ -110,6 +115,10 @@ class Scoring:
         return Prediction(
             model=self.model, schema=schema, outputs=self.info.y, batch_size=self.batch_size, function=function
         )
+
+    def profile(self, session: SparkSession) -> TaskProfile | None:
+        """Returns the profile of the tasks, or None; raises ClusterError where Spark cannot give them GPUs."""
+        return prediction_profile(session) if self.use_gpu else None
 
     def added(self, beside: Sequence[str]) -> list[OutputColumn]:
         """Returns the columns to add; raises SchemaError where one is among those beside them already."""
@@ -136,8 +145,10 @@ def add_predictions(frame: DataFrame, scoring: Scoring) -> DataFrame:
     output_columns, task = scoring.added(frame.columns), scoring.task(frame.schema)
     if not output_columns:
         return frame
-    add = _with_udf if has_arrow_udfs(frame) else _with_map
-    return add(frame, selected_columns(frame.schema, task.schema), task, output_columns)
+    inputs, profile = selected_columns(frame.schema, task.schema), scoring.profile(frame.sparkSession)
+    if profile is None and has_arrow_udfs(frame):
+        return _with_udf(frame, inputs, task, output_columns)
+    return _with_map(frame, inputs, task, output_columns, profile)
 
 
 def predictions_of_files(files: Files, scoring: Scoring, columns: Sequence[str] | None) -> DataFrame:
@@ -165,7 +176,7 @@ def predictions_of_files(files: Files, scoring: Scoring, columns: Sequence[str] 
     def function(computed: Sequence[OutputColumn]) -> functools.partial[Iterator[pa.RecordBatch]]:
         return functools.partial(predict_files, task, computed, arrow_schema(kept), opened.files, parts)
 
-    return _mapped(numbered_parts(session, parts), kept, output_columns, function)
+    return _mapped(numbered_parts(session, parts), kept, output_columns, function, scoring.profile(session))
 
 
 def collected_predictions(dataset: DataFrame | Files, scoring: Scoring) -> Any:
@@ -188,7 +199,8 @@ def collected_predictions(dataset: DataFrame | Files, scoring: Scoring) -> Any:
         require_running(dataset.sparkSession)
         task = scoring.task(dataset.schema)
         rows = FrameRows(dataset.select(*selected_columns(dataset.schema, task.schema)), task.schema)
-    results = rows.run(functools.partial(predict_arrays, task), barrier=False)
+    profile = profile_of(rows.session, scoring.profile(rows.session))
+    results = rows.run(functools.partial(predict_arrays, task), barrier=False, profile=profile)
     parts: list[list[Values]] = [[] for _ in scoring.info.outputs]
     for result in results:
         for part, values in zip(parts, unpacked_outputs(bytes(result["result"]), len(parts)), strict=True):
@@ -320,12 +332,18 @@ def _with_udf(
 
 
 def _with_map(
-    frame: DataFrame, inputs: Sequence[Column], task: Prediction, output_columns: Sequence[OutputColumn]
+    frame: DataFrame,
+    inputs: Sequence[Column],
+    task: Prediction,
+    output_columns: Sequence[OutputColumn],
+    profile: TaskProfile | None,
 ) -> DataFrame:
     """Returns the same, made by a map through which all columns pass, and come out as new ones."""
     names = [f"c{place}" for place in range(len(frame.columns) + len(inputs))]
     given = frame.select("*", *inputs).toDF(*names)
-    return _mapped(given, frame.schema, output_columns, lambda made: functools.partial(predict_batches, task, made))
+    return _mapped(
+        given, frame.schema, output_columns, lambda made: functools.partial(predict_batches, task, made), profile
+    )
 
 
 def _mapped(
@@ -333,16 +351,27 @@ def _mapped(
     kept: StructType,
     output_columns: Sequence[OutputColumn],
     function: Callable[[Sequence[OutputColumn]], Callable[..., Iterator[pa.RecordBatch]]],
+    profile: TaskProfile | None,
 ) -> DataFrame:
     """Returns the columns that come out of a map: those that are kept, and those that are added.
 
     Args:
         function: Returns the map, which makes both of what it is given.
+        profile: What each of its tasks asks for; None leaves it what the application's tasks have.
+
+    Raises:
+        ConfigurationError: This PySpark has no profiles for a lazy map.
     """
+    if profile is not None and not SINCE_4:
+        raise ConfigurationError(
+            "inferenceUseGpu=True: expected PySpark 4.0 or later for transform. Received: an older one. Set "
+            f"spark.task.resource.{profile.resource}.amount, or call predict or evaluate, which run at once."
+        )
+    options: dict[str, Any] = {} if profile is None else {"profile": profile_of(given.sparkSession, profile)}
     computed = _computed(output_columns)
     columns = tuple(dict.fromkeys(computed.values()))
     fields = [StructField(f"c{i}", f.dataType, f.nullable, f.metadata) for i, f in enumerate(kept.fields)]
-    mapped = given.mapInArrow(function(columns), StructType([*fields, *struct_of(columns).fields]))
+    mapped = given.mapInArrow(function(columns), StructType([*fields, *struct_of(columns).fields]), **options)
     values = _values({column: F.col(made.name) for column, made in computed.items()})
     selected = mapped.select(*(F.col(field.name) for field in fields), *values)
     return selected.toDF(*kept.names, *(column.name for column in output_columns))

@@ -151,16 +151,21 @@ class PackedModel:
         backend: The Keras backend that it runs on.
         content: A pickled `elephant.modeling.model_spec.Servable`, opened where it is used.
         warm: How many processes with Keras may wait on an executor, in one of which a task predicts.
+        gpu_resource: Spark's name of GPUs.
     """
 
     model_id: str
     backend: str
     content: bytes
     warm: WarmWorkers = COLD
+    gpu_resource: str = "gpu"
 
     def compute(self, function: ChunkFunction, chunks: Iterable[Sequence[pa.Array]]) -> Iterator[Any]:
         """Yields the results of a function that uses the model on chunks, see `elephant.task.model_cache.compute`."""
-        return compute(function, chunks, environment=lambda: environment_of_task(self.backend), warm=self.warm)
+        return compute(function, chunks, environment=self._environment, warm=self.warm)
+
+    def _environment(self) -> dict[str, str] | None:
+        return environment_of_task(self.backend, self.gpu_resource)
 
     def loaded(self) -> Predictor:
         """Returns the model, loaded once in each Python worker that Spark reuses.
@@ -172,7 +177,7 @@ class PackedModel:
             if self.model_id not in _models:
                 while len(_models) >= _MAX_MODELS:
                     _models.pop(next(iter(_models)))
-                with task_environment(self.backend):
+                with task_environment(self.backend, self.gpu_resource):
                     _models[self.model_id] = self._load()
             else:
                 _models[self.model_id] = _models.pop(self.model_id)
@@ -198,12 +203,12 @@ def require_backend(wanted: str) -> None:
         )
 
 
-def environment_of_task(backend: str) -> dict[str, str] | None:
+def environment_of_task(backend: str, gpu_resource: str = "gpu") -> dict[str, str] | None:
     """Returns the environment of what computes in this task; None outside of a Spark task."""
     context = TaskContext.get()
     if context is None:
         return None
-    gpu = context.resources().get("gpu")
+    gpu = context.resources().get(gpu_resource)
     return process_environment(
         threads=max(int(context.cpus()), 1),
         devices=[] if gpu is None else given_names(gpu.addresses, os.environ),
@@ -214,9 +219,9 @@ def environment_of_task(backend: str) -> dict[str, str] | None:
 
 
 @contextlib.contextmanager
-def task_environment(backend: str) -> Iterator[None]:
+def task_environment(backend: str, gpu_resource: str = "gpu") -> Iterator[None]:
     """Gives the backend the task's GPUs and cores while it starts; what else runs in the worker keeps its own."""
-    wanted = environment_of_task(backend)
+    wanted = environment_of_task(backend, gpu_resource)
     if wanted is None:
         yield
         return

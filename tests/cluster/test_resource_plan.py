@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from tables import every_case
 
+from elephant.cluster import gpu_plan
 from elephant.cluster.executors import TaskProfile
-from elephant.cluster.gpu_plan import HOSTS, NONE, SPARK, ResourceRequest, plan, slots_per_executor
+from elephant.cluster.gpu_plan import HOSTS, NONE, SPARK, ResourceRequest, plan, prediction_profile, slots_per_executor
 from elephant.cluster.warm_workers import WarmWorkers, warm_workers
 from elephant.config import Timeouts
 from elephant.errors import ClusterError, ConfigurationError
@@ -374,6 +375,38 @@ def test_request_when_the_cluster_has_a_name_of_its_own_for_gpus_then_asks_for_t
     assert ResourceRequest().named_in(Session(gpuResource="mig")).gpu_resource == "mig"
     assert ResourceRequest().named_in(Session()).gpu_resource == "gpu"
     assert ResourceRequest(gpu_resource="card").named_in(Session(gpuResource="mig")).gpu_resource == "card"
+
+
+@every_case(
+    ("more", "profile"),
+    [
+        ({HELD: 2}, TaskProfile(cpus=1, resource="gpu", amount=1)),
+        ({HELD: 2, "spark.task.cpus": 2}, TaskProfile(cpus=2, resource="gpu", amount=1)),
+        ({HELD: 2, ASKED: 1}, None),
+        ({HELD: 1, ASKED: 0.25}, None),
+        ({HELD: 2, ASKED: 2}, None),
+        ({HELD: 2, "spark.dynamicAllocation.enabled": "true"}, TaskProfile(cpus=1, resource="gpu", amount=1, held=2)),
+    ],
+)
+def test_prediction_profile_when_tasks_have_no_gpu_then_asks_for_one_each(monkeypatch, more, profile):
+    conf = settings("yarn", **more)
+    monkeypatch.setattr(gpu_plan, "scheduling_settings", lambda session, resource: conf)
+    assert prediction_profile(Session()) == profile
+
+
+@every_case(
+    ("master", "version", "more", "named"),
+    [
+        ("local[4]", "4.3.0", {}, "on each, with master local"),
+        ("yarn", "4.3.0", {}, f"executors with GPUs \\({HELD}\\)"),
+        ("yarn", "3.4.4", {HELD: 2}, ASKED),
+    ],
+)
+def test_prediction_profile_where_no_stage_can_ask_is_refused(monkeypatch, master, version, more, named):
+    conf = settings(master, version, **more)
+    monkeypatch.setattr(gpu_plan, "scheduling_settings", lambda session, resource: conf)
+    with pytest.raises(ClusterError, match=f"inferenceUseGpu=True: .*{named}"):
+        prediction_profile(Session())
 
 
 def test_warm_workers_when_the_cluster_sets_them_then_are_so_many_and_two_otherwise():

@@ -38,7 +38,7 @@ def invented(tmp_path):
 
 def test_fits_where_one_executor_has_two_gpus_get_them_by_a_profile_of_their_own(tmp_path, invented):
     settings = local_cluster(1, 2, invented(2), held=2)
-    cases = ("unseen", "several", "rdd", "run", "asynchronous")
+    cases = ("unseen", "several", "rdd", "run", "asynchronous", "scored")
     told = on_local_cluster(tmp_path, settings, *cases)
 
     assert sorted(devices(told["unseen"])) == [["0"], ["1"]]
@@ -55,6 +55,12 @@ def test_fits_where_one_executor_has_two_gpus_get_them_by_a_profile_of_their_own
     assert sorted(rank["CUDA_VISIBLE_DEVICES"] for rank in told["run"]) == ["0", "1"]
     assert {rank["TF_FORCE_GPU_ALLOW_GROWTH"] for rank in told["run"]} == {"true"}
     assert told["unseen"]["loaded"] == told["unseen"]["plan"]
+    # The application's tasks have none.
+    alone, asking = told["scored"]["False"], told["scored"]["True"]
+    assert alone["frame"] == alone["files"] == alone["predict"] == [-1.0] * 8 and alone["evaluate"] == 0.0
+    for kind in ("frame", "files", "predict"):
+        assert len(asking[kind]) == 8 and set(asking[kind]) <= {0.0, 1.0}
+    assert asking["evaluate"] >= 1.0 and asking["label"] == [-1.0] * 8
     # Nobody has such GPUs: TensorFlow says that it sees none, and so do the plan and a warning.
     assert {rank["device"] for rank in told["unseen"]["plan"]} == {"GPU 0 (not seen)", "GPU 1 (not seen)"}
     assert any("tensorflow sees none there: it computes on the CPU" in text for text in told["unseen"]["warnings"])

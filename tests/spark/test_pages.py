@@ -37,6 +37,7 @@ _ELSEWHERE = {
     ("connect.md", 0): "needs a server of Spark Connect; tests/spark_connect runs the same on one",
     ("files.md", 1): "needs the jars of Delta Lake and Iceberg; tests/spark/test_lakehouse.py runs the same with them",
     ("gpus.md", 0): ClusterError,
+    ("gpus.md", 1): "needs executors with GPUs; tests/spark/test_gpus.py runs the same on invented ones",
     ("models.md", 4): "needs Keras RS; tests/modeling/test_feature_embeddings.py has classes with its attributes",
     ("parallelism.md", 2): "parts of a program on several ranks; tests/training/test_stage_memory.py runs them",
     ("parallelism.md", 4): None if current().divides_models else UnsupportedError,

@@ -58,6 +58,8 @@ def test_options_when_listed_then_are_those_of_the_estimator_without_what_has_an
         if "Col" not in name and "reprocessing" not in name
     }
     elsewhere = {"model", "custom_objects", "callbacks", "validation_fraction", "inference_batch_size", "unknown"}
+    # What is said of predictions before there is a model.
+    elsewhere |= {"inference_use_gpu"}
     # Of the estimator alone.
     elsewhere |= {"driver_callbacks", "events_path"}
     assert of_the_estimator - elsewhere - named <= set(OPTIONS)

@@ -88,6 +88,33 @@ def unseen_case(spark):
     return {**told(model), "loaded": loaded, "warnings": [str(warning.message) for warning in caught]}
 
 
+def device_seen(batch):
+    """Makes of each row the number of the GPU that its process sees; -1 where that is none."""
+    return {"features": np.full((len(batch["features"]), 1), float(os.environ["CUDA_VISIBLE_DEVICES"]), np.float32)}
+
+
+def scored_case(spark):
+    """Scores in tasks that ask for GPUs, and in tasks that do not; labels say how far from -1 a device is."""
+    inputs = keras.Input((1,), name="features")
+    model = keras.Model(inputs, keras.layers.Rescaling(1.0)(inputs))
+    model.compile(loss="mae")
+    rows = spark.createDataFrame([([0.0], -1.0)] * 8, "features array<float>, label float").repartition(2)
+    path = f"{os.environ['ELEPHANT_TEST_FOLDER']}/rows"
+    rows.write.parquet(f"file://{path}")
+    stage = elephant.KerasModel(model).setPreprocessing(device_seen).setLabelCol("label")
+    results = {}
+    for uses in (False, True):
+        stage = stage.copy().setInferenceUseGpu(uses)
+        results[str(uses)] = {
+            "frame": [row.prediction for row in stage.transform(rows).collect()],
+            "label": [row.label for row in stage.transform(rows).collect()],
+            "files": [row.prediction for row in stage.transform(path).collect()],
+            "predict": stage.predict(rows).ravel().tolist(),
+            "evaluate": stage.evaluate(rows)["loss"],
+        }
+    return results
+
+
 def main():
     settings, cases = json.loads(sys.argv[1]), sys.argv[2:]
     spark = local_session(1, conf=settings)
