@@ -10,7 +10,8 @@ in one barrier task per worker. Elephas' side is what its workers do before they
 ``rdd.mapPartitions``, made to arrays by ``np.asarray``; the repartition before it, which pickles all rows once
 more, is left out. pyarrow's side reads the same files in the workers, without the JVM, and writes the same
 shards. The last comparison is within elephant: tables that the workers read by their path, against the
-same tables as DataFrames. All take turns; the first turn of each is not counted.
+same tables as DataFrames. All take turns; the first turn of each is not counted. One more turn of each tells the
+memory of the processes of the executors.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from fit import write_parquet
 from report import Measurement, median_ratio, report
+from session_processes import MemoryWatch
 from workloads import PIXELS, build_small_mlp, make_images
 
 _WORKERS = 2
@@ -162,8 +164,24 @@ def write_binary_parquet(arrays: dict[str, np.ndarray], folder: Path, files: int
         pq.write_table(table, folder / f"part-{number}.parquet", **options)
 
 
+def memory_of(contenders: Mapping[str, Contender]) -> dict[str, float]:
+    """Returns the most MiB of any Python worker and executor's JVM, by contender, without shared pages."""
+    found: dict[str, float] = {}
+    for name, contender in contenders.items():
+        with MemoryWatch() as memory:
+            contender()
+        found |= {f"{name}_{kind}_mib": memory.mib[kind] for kind in ("python_workers", "executor_jvms")}
+    return found
+
+
 def report_pair(
-    measure: str, column: str, target: float, seconds: Mapping[str, list[float]], peer: str, rows: int
+    measure: str,
+    column: str,
+    target: float,
+    seconds: Mapping[str, list[float]],
+    peer: str,
+    rows: int,
+    memory: Mapping[str, float] | None = None,
 ) -> None:
     """Prints how many times the peer's rows per second elephant's are."""
     ours, theirs = seconds["elephant"], seconds[peer]
@@ -175,7 +193,7 @@ def report_pair(
             ratio=median_ratio(theirs, ours),
             target=target,
             at_least=True,
-            medians=medians,
+            medians={**medians, **(memory or {})},
             repetitions=len(ours),
         )
     )
@@ -191,7 +209,7 @@ def measure_arrays(session: Any, folder: Path, options: argparse.Namespace) -> N
     }
     seconds = seconds_in_turns(contenders, options.rows, options.repetitions)
     report_pair("shards_against_elephas", "array<float>", 4.0, seconds, "elephas", options.rows)
-    report_pair("shards_against_pyarrow", "array<float>", 1.2, seconds, "pyarrow", options.rows)
+    report_pair("shards_against_pyarrow", "array<float>", 1.2, seconds, "pyarrow", options.rows, memory_of(contenders))
 
 
 def measure_vectors(session: Any, folder: Path, options: argparse.Namespace) -> None:
@@ -215,9 +233,12 @@ def measure_path(session: Any, folder: Path, options: argparse.Namespace) -> Non
     raw.mkdir()
     write_binary_parquet(make_images(options.rows), raw, _WORKERS)
     for table, column, target in ((raw, "binary", 4.0), (folder, "array<float>", 1.0)):
-        contenders = {"elephant": by_path(table), "frame": by_elephant(session.read.parquet(str(table)))}
+        frame = session.read.parquet(str(table))
+        contenders = {"elephant": by_path(table), "frame": by_elephant(frame)}
+        if table is folder:
+            contenders["pyarrow"] = by_pyarrow(session, frame, folder)
         seconds = seconds_in_turns(contenders, options.rows, options.repetitions)
-        report_pair("path_against_frame", column, target, seconds, "frame", options.rows)
+        report_pair("path_against_frame", column, target, seconds, "frame", options.rows, memory_of(contenders))
 
 
 PARTS: dict[str, Callable[[Any, Path, argparse.Namespace], None]] = {

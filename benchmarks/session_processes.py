@@ -1,4 +1,4 @@
-"""All processes of a session of Spark on this machine, those included that nobody's child is: kinds, processor time.
+"""All processes of a session of Spark on this machine, those included that nobody's child is: kinds, time, memory.
 
 An executor's fork server and what it forks are no descendants of the driver. They name the executor's process.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections import Counter
 from collections.abc import Iterator
 
@@ -15,6 +16,8 @@ import psutil
 _SERVER = "elephant.task.forkserver"
 # Of the server's command line, behind the name of its module.
 _EXECUTOR = 5
+_SAMPLE_S = 0.1
+KINDS = ("training", "fork_servers", "python_workers", "executor_jvms", "driver_jvm", "driver")
 
 
 def session_processes() -> Iterator[psutil.Process]:
@@ -89,3 +92,34 @@ def is_of(process: psutil.Process, kind: str) -> bool:
         return kind == ("training" if is_forked else "fork_servers")
     except psutil.Error:
         return False
+
+
+class MemoryWatch:
+    """Memory of a session's processes while the block runs.
+
+    Attributes:
+        mib: The most that any one process of a kind has had resident, without shared pages, in MiB by kind.
+    """
+
+    def __init__(self) -> None:
+        self.mib: dict[str, float] = dict.fromkeys(KINDS, 0.0)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="memory-watch")
+
+    def __enter__(self) -> MemoryWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _work(self) -> None:
+        while True:
+            for process in session_processes():
+                with contextlib.suppress(psutil.Error):
+                    kind = next(kind for kind in KINDS if is_of(process, kind))
+                    memory = process.memory_info()
+                    self.mib[kind] = max(self.mib[kind], (memory.rss - memory.shared) / 2**20)
+            if self._ended.wait(_SAMPLE_S):
+                return
