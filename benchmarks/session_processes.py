@@ -118,8 +118,10 @@ class MemoryWatch:
         while True:
             for process in session_processes():
                 with contextlib.suppress(psutil.Error):
-                    kind = next(kind for kind in KINDS if is_of(process, kind))
-                    memory = process.memory_info()
+                    memory, kind = process.memory_info(), next((one for one in KINDS if is_of(process, one)), None)
+                    if kind is None:
+                        # It has ended meanwhile.
+                        continue
                     self.mib[kind] = max(self.mib[kind], (memory.rss - memory.shared) / 2**20)
             if self._ended.wait(_SAMPLE_S):
                 return

@@ -4,7 +4,7 @@
 
     python benchmarks/warm_fits.py                       # all of it
     python benchmarks/warm_fits.py --only second first memory
-    python benchmarks/warm_fits.py --only tuning functions
+    python benchmarks/warm_fits.py --only small tuning functions
 
 *second*: from the call of ``fit`` to the beginning, and to the end, of the first training step, of the second fit of a
 session over the first one, each session new (two executors, a table of 10,000 rows; Spark has run a Python job before);
@@ -16,6 +16,8 @@ between the estimator and its fit, over the second fit.
 end of training, forked over fresh.
 *tuning*: a `CrossValidator` of six fits of the digits and the last one on all rows, two workers, over the same fits and
 evaluations in one process of plain Keras, from its start to its end; processor time of all processes, and the clock.
+*small*: the second fit of the digits in a session, one epoch, two workers, over the second one of a process of plain
+Keras with as many rows per step, from the call of ``fit`` to its return; the clock, and all processor time.
 *functions*: the first call of `elephant.run` in a session, of a function that returns its rank, on 32 workers (16 slots
 of each executor), over a barrier job of 32 tasks as Spark itself runs it; and the second ones.
 """
@@ -202,6 +204,56 @@ def digits_model() -> Any:
     return model
 
 
+def small(side: str) -> None:
+    """The new process of `compare_small`: seconds and processor seconds of the second of two fits of one epoch."""
+    images, labels = digits()
+    if side == "alone":
+        # Compiled anew, as by a program that makes its model for each fit.
+        for _ in range(2):
+            model = digits_model()
+            before, began = time.process_time(), time.monotonic()
+            model.fit(images, labels, epochs=1, batch_size=_WORKERS * _BATCH_SIZE, verbose=0)
+            seconds, cpu = time.monotonic() - began, time.process_time() - before
+        print(json.dumps({"seconds": seconds, "cpu_s": cpu}))
+        return
+    from elephant import KerasEstimator
+    from elephant.cluster.local import local_session
+
+    spark = local_session(_WORKERS)
+    try:
+        frame = _digits_frame(spark)
+        for _ in range(2):
+            options = {"numWorkers": _WORKERS, "epochs": 1, "batchSize": _BATCH_SIZE, "verbose": 0}
+            estimator = KerasEstimator(model=digits_model(), **options)
+            before, began = cpu_by_part(), time.monotonic()
+            estimator.fit(frame)
+            seconds, cpu = time.monotonic() - began, cpu_by_part()
+            cpu.subtract(before)
+        parts = {f"{part}_cpu_s": value for part, value in cpu.items()}
+    finally:
+        spark.stop()
+    print(json.dumps({"seconds": seconds, "cpu_s": cpu.total(), **parts}))
+
+
+def compare_small(repetitions: int) -> None:
+    """Prints the second small fit of a session against that of a process, which take turns."""
+    found: dict[str, list[dict[str, float]]] = {"alone": [], "session": []}
+    for _ in range(repetitions):
+        for side, fits in found.items():
+            command = [sys.executable, __file__, "--small", side]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=_DEADLINE_S)
+            fits.append(json.loads(done.stdout.splitlines()[-1]))
+    _report_clocks("small_fit", {"seconds": 2.0, "cpu_s": 3.5}, found["session"], found["alone"])
+
+
+def _digits_frame(spark: Any) -> Any:
+    images, labels = digits()
+    rows = [(image.tolist(), int(label)) for image, label in zip(images, labels, strict=True)]
+    frame = spark.createDataFrame(rows, "features array<float>, label int").cache()
+    frame.count()
+    return frame
+
+
 def tune_distributed(frame: Any) -> dict[str, float]:
     """Returns seconds and processor seconds of one cross-validation over executors."""
     from pyspark.ml.evaluation import MulticlassClassificationEvaluator
@@ -308,19 +360,21 @@ def tuning(repetitions: int) -> None:
         # A session of its own each time: its first fit is part of it.
         spark = local_session(_WORKERS)
         try:
-            images, labels = digits()
-            rows = [(image.tolist(), int(label)) for image, label in zip(images, labels, strict=True)]
-            frame = spark.createDataFrame(rows, "features array<float>, label int").cache()
-            frame.count()
-            ours.append(tune_distributed(frame))
+            ours.append(tune_distributed(_digits_frame(spark)))
         finally:
             spark.stop()
         theirs.append(tune_alone())
-    for name, target in (("cpu_s", 1.5), ("seconds", 1.2)):
-        medians = {key: statistics.median(one[key] for one in ours) for key in ours[0]}
+    _report_clocks("tuning", {"cpu_s": 1.5, "seconds": 1.2}, ours, theirs)
+
+
+def _report_clocks(
+    kind: str, targets: dict[str, float], ours: list[dict[str, float]], theirs: list[dict[str, float]]
+) -> None:
+    for name, target in targets.items():
+        medians = {key: statistics.median(one.get(key, 0.0) for one in ours) for key in ours[0]}
         medians |= {f"alone_{key}": statistics.median(one[key] for one in theirs) for key in theirs[0]}
         ratio = median_ratio([one[name] for one in ours], [one[name] for one in theirs])
-        _report(f"tuning_{name}_over_one_process", ratio, target, medians, repetitions)
+        _report(f"{kind}_{name}_over_one_process", ratio, target, medians, len(ours))
 
 
 def _report(
@@ -347,16 +401,20 @@ def _report(
 def main() -> None:
     """Measures what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    kinds = ("second", "first", "memory", "tuning", "functions")
+    kinds = ("second", "first", "memory", "small", "tuning", "functions")
     parser.add_argument("--only", nargs="+", choices=kinds, default=kinds, help="what to measure (all)")
     parser.add_argument("--repetitions", type=int, default=5, help="of each (5)")
     parser.add_argument("--session", help=argparse.SUPPRESS)
     parser.add_argument("--functions", choices=("run", "barrier"), help=argparse.SUPPRESS)
+    parser.add_argument("--small", choices=("session", "alone"), help=argparse.SUPPRESS)
     parser.add_argument("--after", type=float, default=0.0, help=argparse.SUPPRESS)
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.alone:
         alone()
+        return
+    if options.small:
+        small(options.small)
         return
     if options.functions:
         functions(options.functions)
@@ -379,6 +437,8 @@ def main() -> None:
             report_first(warm, cold, later, imports)
         if "memory" in options.only:
             report_memory(warm, cold)
+    if "small" in options.only:
+        compare_small(options.repetitions)
     if "tuning" in options.only:
         tuning(options.repetitions)
     if "functions" in options.only:
