@@ -57,6 +57,7 @@ STRIPE_VALUES = 1 << 18
 # Of a request for what servers have of tables.
 MOST_WANTED_BYTES = 1 << 20
 _FLOAT32_BYTES = 4
+_MOST_RATE = float(np.finfo(np.float32).max)
 Member = TypeVar("Member", bound=enum.IntEnum)
 _LEADING = struct.Struct("<4sBBBBIIQQQdQ")
 _CHECKSUM = struct.Struct("<I")
@@ -311,8 +312,8 @@ def check_request(header: RequestHeader, role: Role | None, lengths: Lengths | N
         _check_length(header, expected)
     if header.kind in (RequestKind.PUSH, RequestKind.PUSH_PULL) and not header.step:
         raise ProtocolError(f"Expected {header.kind.name} with a step from 1 on. Received: 0.")
-    # A rate that is not a number goes back to that of the optimizer.
-    if math.isinf(header.rate) or (header.kind is RequestKind.STATE and math.isnan(header.rate)):
+    # A rate that is not a number goes back to that of the optimizer. Weights are float32, in which a finite one stays so.
+    if abs(header.rate) > _MOST_RATE or (header.kind is RequestKind.STATE and math.isnan(header.rate)):
         raise ProtocolError(f"Expected {header.kind.name} with a finite rate. Received: {header.rate}.")
 
 

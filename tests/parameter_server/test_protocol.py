@@ -173,6 +173,7 @@ def test_request_then_has_one_legal_length_and_legal_senders(kind, role, length)
             "a finite rate. Received: nan",
         ),
         (Role.CONTROL, RequestHeader(kind=RequestKind.SET_RATE, rate=math.inf), "a finite rate. Received: inf"),
+        (Role.CONTROL, RequestHeader(kind=RequestKind.SET_RATE, rate=-1e39), "a finite rate. Received: -1e\\+39"),
     ],
 )
 def test_request_when_a_field_is_out_of_its_range_then_raises(role, header, said):
