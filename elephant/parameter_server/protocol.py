@@ -312,7 +312,7 @@ def check_request(header: RequestHeader, role: Role | None, lengths: Lengths | N
         _check_length(header, expected)
     if header.kind in (RequestKind.PUSH, RequestKind.PUSH_PULL) and not header.step:
         raise ProtocolError(f"Expected {header.kind.name} with a step from 1 on. Received: 0.")
-    # A rate that is not a number goes back to that of the optimizer. Weights are float32, in which a finite one stays so.
+    # A rate that is not a number goes back to that of the optimizer. A finite one is to be so in float32, too.
     if abs(header.rate) > _MOST_RATE or (header.kind is RequestKind.STATE and math.isnan(header.rate)):
         raise ProtocolError(f"Expected {header.kind.name} with a finite rate. Received: {header.rate}.")
 
