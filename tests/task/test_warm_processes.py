@@ -12,6 +12,7 @@ import sys
 import textwrap
 import threading
 import time
+import zipfile
 from pathlib import Path
 
 import process_calls
@@ -337,6 +338,25 @@ def test_process_when_its_code_came_after_the_server_then_is_found(other_modules
     with Calls(WARM):
         pass
     (other_modules / "came_later.py").write_text("answer = 42\n")
+    with Calls(WARM) as forked:
+        assert forked(process_calls.is_forked)
+        assert forked(process_calls.attribute, "came_later", "answer") == 42
+
+
+def test_process_when_an_archive_was_replaced_after_the_server_then_its_code_is_found(other_modules, monkeypatch):
+    archive = other_modules / "archive.zip"
+    (other_modules / "of_archive.py").write_text(f"import sys\nsys.path.append({str(archive)!r})\nimport came_first\n")
+
+    def write(**modules):
+        with zipfile.ZipFile(archive, "w") as content:
+            for name, text in modules.items():
+                content.writestr(f"{name}.py", text)
+
+    write(came_first="answer = 1\n")
+    preload(monkeypatch, "of_archive")
+    with Calls(WARM) as forked:
+        assert forked(process_calls.attribute, "came_first", "answer") == 1
+    write(came_first="answer = 1\n", came_later="answer = 42\n")
     with Calls(WARM) as forked:
         assert forked(process_calls.is_forked)
         assert forked(process_calls.attribute, "came_later", "answer") == 42
