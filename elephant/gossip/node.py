@@ -274,7 +274,7 @@ class GossipNode:
             raise ProtocolError(f"Expected {kind}. Received: {message.kind!r}.")
         require(message.fields, {"partition": int, "attempt": int, "share": float}, kind)
         lengths = (self._num_values, 0) if kind == _REPLY else (self._num_values,)
-        return _checked_parcel(message.arrays[:2], message.fields, lengths, self._num_partitions)
+        return _checked_parcel(message.arrays, message.fields, lengths, self._num_partitions)
 
 
 def read_model(
@@ -304,4 +304,8 @@ def _checked_parcel(
             f"Expected float32 weights of length {' or '.join(map(str, lengths))} and {num_partitions} int64 steps. "
             f"Received: {forms}."
         )
-    return Parcel(arrays[0], float(fields["share"]), arrays[1])
+    share = float(fields["share"])
+    if not (np.isfinite(arrays[0]).all() and 0 <= share < np.inf):
+        # It would go from worker to worker, until all of them had it.
+        raise ProtocolError(f"Expected finite weights, and a share from 0 on. Received: a share of {share:g}.")
+    return Parcel(arrays[0], share, arrays[1])

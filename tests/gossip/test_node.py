@@ -10,6 +10,7 @@ import time
 
 import numpy as np
 import pytest
+from tables import every_case
 
 from elephant.errors import NetworkError, ProtocolError
 from elephant.gossip.exchange import Refusal
@@ -194,6 +195,23 @@ def test_node_when_it_has_left_then_refuses_and_when_its_peer_is_gone_then_goes_
         assert not node.exchange() and time.monotonic() - began < 0.4
         # It is left alone for a while then.
         assert not node.exchange() and node.missed == 2
+
+
+@every_case(("value", "share"), [(np.nan, 0.5), (np.inf, 0.5), (1.0, np.nan), (1.0, np.inf), (1.0, -0.5)])
+def test_node_when_what_a_peer_offers_is_not_finite_then_takes_none_of_it(value, share):
+    weights, node = node_of("sgp", 0)
+    offer = Message(
+        kind="Offer",
+        fields={"partition": 1, "attempt": 0, "share": share},
+        arrays=(np.full(VALUES, value, np.float32), np.zeros(WORKERS, np.int64)),
+    )
+    deadline = Deadline(20, "the test")
+    with node, connect(node.address, TOKEN, f"gossip/{RUN_ID}", deadline) as peer:
+        peer.send(offer, deadline)
+        peer.send(Message(kind="Confirm"), deadline)
+        with pytest.raises(NetworkError):
+            peer.receive(deadline)
+    assert np.isfinite(weights.held().values).all() and weights.held().share == 1.0
 
 
 def test_asker_when_it_falls_silent_after_its_offer_then_its_gift_is_let_go_and_others_are_answered():
