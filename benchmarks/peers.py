@@ -373,7 +373,11 @@ def run(name: str, python: Path, folder: Path, epochs: int, rows: int) -> dict[s
         if done.returncode:
             errors.seek(0)
             raise SystemExit(f"{name}: expected a program that ends well. Received:\n{errors.read()[-3000:]}")
-    said = json.loads(done.stdout.decode().splitlines()[-1])
+    # Threads of some print when it is over.
+    lines = [line for line in done.stdout.decode().splitlines() if line.startswith('{"')]
+    if not lines:
+        raise SystemExit(f"{name}: expected a line of JSON. Received:\n{done.stdout.decode()[-3000:]}")
+    said = json.loads(lines[-1])
     ends = said["ends"]
     later = {"rows_per_s": rows * (len(ends) - 1) / (ends[-1] - ends[0])} if len(ends) > 1 else {}
     return {
