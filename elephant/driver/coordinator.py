@@ -20,6 +20,7 @@ import numpy as np
 from elephant.checkpoint.manager import CheckpointSink
 from elephant.cluster.spark_job import SparkWords, cancellation, lost_driver
 from elephant.data.schema import RowSpec
+from elephant.driver.background import require_wanted
 from elephant.driver.coordinator_policy import CoordinatorPolicy, ProgressDisplay, as_error, failure_of
 from elephant.driver.recovery.generations import Generations
 from elephant.errors import (
@@ -102,6 +103,10 @@ class EventSource(Protocol):
     def turned_away(self) -> Mapping[str, int]:
         """Number of refused connections by host: they did not prove that they belong to the run."""
 
+    @property
+    def awaited(self) -> str:
+        """What is waited for until ranks begin, in a few words."""
+
 
 class Coordinator:
     """Listens to the ranks of one run until it ends, and knows the outcome.
@@ -159,8 +164,11 @@ class Coordinator:
             watch: Called meanwhile; raises where the job can never end.
         """
         while job.running and (not self._is_decided or self._begins_again()):
+            require_wanted()
             if watch is not None:
                 watch()
+            if not self.began:
+                self._progress.awaits(self._events.awaited)
             self._take(_POLL_S)
             self._note_refusals()
         self._gave_up = job.running

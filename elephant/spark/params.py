@@ -52,6 +52,9 @@ from elephant.rank.callbacks.callback_rules import check_callbacks
 from elephant.rank.job import BatchFunctions, limited
 from elephant.spark.columns.column_selection import ColumnSelection
 
+if TYPE_CHECKING:
+    from elephant.spark.param_types import ModelParamTypes, TrainingParamTypes
+
 _P = TypeVar("_P", bound=Params)
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -178,15 +181,19 @@ def _plain_distribution(given: Any) -> Any:
     return {**DISTRIBUTION.value_of(layout_map_of(given)), "batch_dim_name": given.batch_dim_name}
 
 
+if not TYPE_CHECKING:
+    # Of params, getters and setters, which are made when the class is: for editors and type checkers.
+    ModelParamTypes, TrainingParamTypes = type("ModelParamTypes", (), {}), type("TrainingParamTypes", (), {})
+
+
 # Spark's own code finds params by these classes. Those of elephant keep their names, and take more values than Spark's.
 @with_params(INPUT, LABEL)
-class ModelParams(HasFeaturesCol, HasLabelCol, HasPredictionCol, HasProbabilityCol, HasRawPredictionCol, HasWeightCol):
+class ModelParams(  # type: ignore[misc]  # Spark's own types are narrower
+    ModelParamTypes, HasFeaturesCol, HasLabelCol, HasPredictionCol, HasProbabilityCol, HasRawPredictionCol, HasWeightCol
+):
     """Params that both the estimator and its model have: columns, and what is done with rows before the model."""
 
-    if TYPE_CHECKING:
-        # Params, getters and setters, which are made when the class is.
-        def __getattr__(self, name: str) -> Any: ...
-    else:
+    if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
             # Of a param that there is no more, or of its getter or setter.
@@ -201,7 +208,7 @@ class ModelParams(HasFeaturesCol, HasLabelCol, HasPredictionCol, HasProbabilityC
 
 
 @with_params(ROWS, FIT, SERVERS)
-class TrainingParams(ModelParams, HasValidationIndicatorCol, HasSeed, HasBatchSize, HasLearningRate):
+class TrainingParams(TrainingParamTypes, ModelParams, HasValidationIndicatorCol, HasSeed, HasBatchSize, HasLearningRate):
     """Params of the estimator."""
 
 

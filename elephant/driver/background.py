@@ -1,0 +1,138 @@
+"""Fits in the background of an application: a handle tells how far one is, ends it, and has its result."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from elephant.errors import JobCancelledError
+from elephant.monitor.listeners import FitListener, Recorder
+
+if TYPE_CHECKING:
+    from elephant.spark.model import KerasModel
+
+# Of the thread of a fit that has a handle: set when it is cancelled.
+_is_unwanted: ContextVar[threading.Event | None] = ContextVar("_is_unwanted", default=None)
+
+
+def require_wanted() -> None:
+    """Raises JobCancelledError where the fit of this thread was cancelled by its handle."""
+    unwanted = _is_unwanted.get()
+    if unwanted is not None and unwanted.is_set():
+        raise JobCancelledError("fit: it was cancelled by its handle, and its workers have ended.")
+
+
+class _Follower(Recorder):
+    """Takes down when a fit has begun and how it was set."""
+
+    def __init__(self) -> None:
+        self.params: Mapping[str, Any] = {}
+        self.has_begun = False
+
+    def fit_begin(self, params: Mapping[str, Any]) -> None:
+        self.params, self.has_begun = params, True
+
+
+class FitHandle:
+    """Fit that runs in a thread of the application, which goes on meanwhile; see `KerasEstimator.submit`.
+
+    Its thread does not keep the application alive: one that ends takes its fits with it.
+
+    Args:
+        fit: Fits, tells a listener, and returns the fitted model.
+
+    Examples:
+        >>> handle = estimator.submit(train_df)  # doctest: +SKIP
+        >>> handle.progress["epoch"], handle.history["loss"]  # doctest: +SKIP
+        >>> fitted = handle.result()  # doctest: +SKIP
+    """
+
+    def __init__(self, fit: Callable[[FitListener], KerasModel]) -> None:
+        self._fit, self._follower = fit, _Follower()
+        self._unwanted, self._ended = threading.Event(), threading.Event()
+        self._fitted: KerasModel | None = None
+        self._error: BaseException | None = None
+        self._began, self._seconds = time.monotonic(), 0.0
+        threading.Thread(target=self._run, name="elephant-fit", daemon=True).start()
+
+    def _run(self) -> None:
+        _is_unwanted.set(self._unwanted)
+        try:
+            self._fitted = self._fit(self._follower)
+        except BaseException as error:
+            # Whatever it is: who asks for the result gets it.
+            self._error = error
+        finally:
+            self._seconds = time.monotonic() - self._began
+            self._ended.set()
+
+    @property
+    def done(self) -> bool:
+        """True if the fit has ended, well or not."""
+        return self._ended.is_set()
+
+    @property
+    def history(self) -> dict[str, list[float]]:
+        """One number per epoch that has ended, for the loss and every metric over all workers."""
+        if self._fitted is not None:
+            return self._fitted.history
+        return self._follower.record.history_by_epoch if self._follower.has_begun else {}
+
+    @property
+    def progress(self) -> dict[str, Any]:
+        """How far the fit is.
+
+        ``state``: ``"starting"``, ``"training"``, ``"ended"``, ``"failed"`` or ``"cancelled"``; ``seconds`` since it was
+        submitted; ``epoch`` that it is in, from one, and ``epochs`` in all; ``step`` of the slowest worker in it, and
+        ``steps`` of it; ``rows_per_s`` of all workers. Numbers that are not known yet are zero.
+        """
+        numbers = {"epoch": 0, "epochs": int(self._follower.params.get("epochs", 0)), "step": 0, "steps": 0}
+        seconds, rows_per_s = self._seconds if self.done else time.monotonic() - self._began, 0.0
+        has_trained = False
+        if self._follower.has_begun:
+            record = self._follower.record
+            steps, has_trained = list(record.steps.values()), record.begun_at is not None
+            numbers["epoch"] = len(record.epochs) + (0 if self.done else has_trained)
+            if steps:
+                last = min(steps, key=lambda one: (one.epoch, one.step))
+                numbers |= {"epoch": last.epoch + 1, "step": last.step, "steps": last.steps}
+                rows_per_s = sum(one.rows_per_s for one in steps)
+        return {"state": self._state(has_trained), "seconds": seconds, **numbers, "rows_per_s": rows_per_s}
+
+    def _state(self, has_trained: bool) -> str:
+        if not self.done:
+            return "training" if has_trained else "starting"
+        if self._error is None:
+            return "ended"
+        return "cancelled" if isinstance(self._error, JobCancelledError) and self._unwanted.is_set() else "failed"
+
+    def cancel(self) -> None:
+        """Has the fit end: its workers within seconds, `result` raises then; nothing where it has ended."""
+        self._unwanted.set()
+
+    def result(self, timeout_s: float | None = None) -> KerasModel:
+        """Waits for the end of the fit; returns the fitted model.
+
+        Args:
+            timeout_s: How long; None waits as long as it takes.
+
+        Raises:
+            TimeoutError: The fit still runs.
+            JobCancelledError: It was cancelled.
+            Exception: Whatever `KerasEstimator.fit` has raised.
+        """
+        if not self._ended.wait(timeout_s):
+            raise TimeoutError(f"result: the fit still runs after {timeout_s:g} s: {self!r}. Wait longer, or cancel().")
+        if self._error is not None:
+            raise self._error
+        if self._fitted is None:
+            raise RuntimeError("result: the fit has ended without a model and without an error.")
+        return self._fitted
+
+    def __repr__(self) -> str:
+        now = self.progress
+        epoch = f", epoch {now['epoch']}/{now['epochs']}" if now["epoch"] else ""
+        return f"FitHandle({now['state']}, {now['seconds']:.1f} s{epoch})"
