@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -12,17 +13,31 @@ from elephant.errors import JobCancelledError
 from elephant.monitor.listeners import FitListener, Recorder
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from elephant.spark.model import KerasModel
 
-# Of the thread of a fit that has a handle: set when it is cancelled.
-_is_unwanted: ContextVar[threading.Event | None] = ContextVar("_is_unwanted", default=None)
+# That of the fit of this thread, where it has one.
+_handle: ContextVar[FitHandle | None] = ContextVar("_handle", default=None)
 
 
 def require_wanted() -> None:
     """Raises JobCancelledError where the fit of this thread was cancelled by its handle."""
-    unwanted = _is_unwanted.get()
-    if unwanted is not None and unwanted.is_set():
-        raise JobCancelledError("fit: it was cancelled by its handle, and its workers have ended.")
+    handle = _handle.get()
+    if handle is not None and handle.is_unwanted:
+        raise JobCancelledError("fit: it was cancelled by its handle.")
+
+
+def followers() -> list[FitListener]:
+    """Returns the listener of the handle of this thread's fit, where it has one."""
+    handle = _handle.get()
+    return [] if handle is None else [handle.follower]
+
+
+def session_of_fit() -> SparkSession | None:
+    """Returns the session of the thread that has submitted this thread's fit; None where nobody has."""
+    handle = _handle.get()
+    return None if handle is None else handle.session
 
 
 class _Follower(Recorder):
@@ -42,7 +57,13 @@ class FitHandle:
     Its thread does not keep the application alive: one that ends takes its fits with it.
 
     Args:
-        fit: Fits, tells a listener, and returns the fitted model.
+        fit: Fits, and returns the fitted model; called in the thread.
+        session: The caller's, whose job group, pool and tags the fit's jobs have as well; None where there is none.
+
+    Attributes:
+        follower: Listener of the fit.
+        is_unwanted: Whether it was cancelled.
+        session: As given.
 
     Examples:
         >>> handle = estimator.submit(train_df)  # doctest: +SKIP
@@ -50,18 +71,23 @@ class FitHandle:
         >>> fitted = handle.result()  # doctest: +SKIP
     """
 
-    def __init__(self, fit: Callable[[FitListener], KerasModel]) -> None:
-        self._fit, self._follower = fit, _Follower()
-        self._unwanted, self._ended = threading.Event(), threading.Event()
+    def __init__(self, fit: Callable[[], KerasModel], session: SparkSession | None = None) -> None:
+        self.follower, self.session, self.is_unwanted = _Follower(), session, False
+        self._fit, self._ended = fit, threading.Event()
         self._fitted: KerasModel | None = None
         self._error: BaseException | None = None
         self._began, self._seconds = time.monotonic(), 0.0
-        threading.Thread(target=self._run, name="elephant-fit", daemon=True).start()
+        target: Callable[[], None] = self._run
+        if session is not None:
+            from pyspark import inheritable_thread_target
+
+            target = inheritable_thread_target(session)(target)
+        threading.Thread(target=target, name="elephant-fit", daemon=True).start()
 
     def _run(self) -> None:
-        _is_unwanted.set(self._unwanted)
+        _handle.set(self)
         try:
-            self._fitted = self._fit(self._follower)
+            self._fitted = self._fit()
         except BaseException as error:
             # Whatever it is: who asks for the result gets it.
             self._error = error
@@ -79,7 +105,9 @@ class FitHandle:
         """One number per epoch that has ended, for the loss and every metric over all workers."""
         if self._fitted is not None:
             return self._fitted.history
-        return self._follower.record.history_by_epoch if self._follower.has_begun else {}
+        known = self.follower.record.history_by_epoch if self.follower.has_begun else {}
+        # Epochs before those of a fit that was resumed.
+        return {name: [math.nan if one is None else one for one in values] for name, values in known.items()}
 
     @property
     def progress(self) -> dict[str, Any]:
@@ -89,13 +117,14 @@ class FitHandle:
         submitted; ``epoch`` that it is in, from one, and ``epochs`` in all; ``step`` of the slowest worker in it, and
         ``steps`` of it; ``rows_per_s`` of all workers. Numbers that are not known yet are zero.
         """
-        numbers = {"epoch": 0, "epochs": int(self._follower.params.get("epochs", 0)), "step": 0, "steps": 0}
+        numbers = {"epoch": 0, "epochs": int(self.follower.params.get("epochs", 0)), "step": 0, "steps": 0}
         seconds, rows_per_s = self._seconds if self.done else time.monotonic() - self._began, 0.0
         has_trained = False
-        if self._follower.has_begun:
-            record = self._follower.record
+        if self.follower.has_begun:
+            record = self.follower.record
             steps, has_trained = list(record.steps.values()), record.begun_at is not None
-            numbers["epoch"] = len(record.epochs) + (0 if self.done else has_trained)
+            ended = max((one.epoch + 1 for one in record.epochs), default=0)
+            numbers["epoch"] = ended if self.done else min(ended + has_trained, numbers["epochs"])
             if steps:
                 last = min(steps, key=lambda one: (one.epoch, one.step))
                 numbers |= {"epoch": last.epoch + 1, "step": last.step, "steps": last.steps}
@@ -107,11 +136,15 @@ class FitHandle:
             return "training" if has_trained else "starting"
         if self._error is None:
             return "ended"
-        return "cancelled" if isinstance(self._error, JobCancelledError) and self._unwanted.is_set() else "failed"
+        return "cancelled" if self.is_unwanted else "failed"
 
     def cancel(self) -> None:
-        """Has the fit end: its workers within seconds, `result` raises then; nothing where it has ended."""
-        self._unwanted.set()
+        """Has the fit end, and `result` raise: within seconds where workers train, or are started.
+
+        What comes before, such as a wait for executors, is not cut short. Nothing is done where the fit has ended.
+        """
+        if not self.done:
+            self.is_unwanted = True
 
     def result(self, timeout_s: float | None = None) -> KerasModel:
         """Waits for the end of the fit; returns the fitted model.

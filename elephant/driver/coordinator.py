@@ -105,7 +105,7 @@ class EventSource(Protocol):
 
     @property
     def awaited(self) -> str:
-        """What is waited for until ranks begin, in a few words."""
+        """What is waited for until ranks begin, in a few words; empty where that is not known."""
 
 
 class Coordinator:
@@ -167,8 +167,8 @@ class Coordinator:
             require_wanted()
             if watch is not None:
                 watch()
-            if not self.began:
-                self._progress.awaits(self._events.awaited)
+            if not self.began and (awaited := self._events.awaited):
+                self._progress.awaits(awaited)
             self._take(_POLL_S)
             self._note_refusals()
         self._gave_up = job.running

@@ -91,8 +91,8 @@ class LoggedEvents:
 
     @property
     def awaited(self) -> str:
-        """The end of the job: what it has come to is told then."""
-        return "workers, which tell in the end what they have done"
+        """Nothing that is known before the job has ended."""
+        return ""
 
     def dismiss(self) -> None:
         """Does nothing: rank 0 has told the others."""

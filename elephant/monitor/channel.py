@@ -132,9 +132,9 @@ class Channel:
     def awaited(self) -> str:
         """What is waited for until ranks begin, in a few words."""
         if self.meetings.is_over:
-            return "workers import Keras, build the model and trace its step"
+            return "workers have met, and import and prepare what they need"
         tasks = len(self._begun_tasks)
-        return f"{tasks} tasks run, start processes and read rows" if tasks else "Spark starts the tasks of the workers"
+        return f"{tasks} running tasks start workers and read their rows" if tasks else "Spark starts the workers' tasks"
 
     def next_event(self, timeout_s: float) -> Event | None:
         """Returns the next event, or None when none comes in time.

@@ -145,7 +145,8 @@ class Progress:
         self._left_out = 0
         self._printed: dict[str, tuple[int, float]] = {}
         self._warns_of_loss = True
-        self._began = time.monotonic()
+        # When the wait for ranks began that there is now, and what was said of it.
+        self._waits_since: float | None = None
         self._awaited: set[str] = set()
 
     @property
@@ -164,6 +165,8 @@ class Progress:
             if self._verbose == 1:
                 self._show_step(event)
             return
+        if isinstance(event, Started):
+            self._waits_since, self._awaited = None, set()
         if isinstance(event, EpochEnded):
             self._watch_loss(event)
         if self._verbose:
@@ -196,14 +199,16 @@ class Progress:
         """Says what a fit waits for that has not begun, and for how long: in the live line, or once where it is long.
 
         Args:
-            text: Of a few words, the same as long as nothing else is waited for.
+            text: Of a few words, which tell something else where other words follow the number that they begin with.
         """
-        seconds = int(time.monotonic() - self._began)
+        if self._waits_since is None:
+            self._waits_since = time.monotonic()
+        seconds, kind = int(time.monotonic() - self._waits_since), text.strip("0123456789")
         line = f"starting, {seconds} s: {text}"
         if self._verbose == 1 and self._moves:
             self._show_moving(line)
-        elif self._verbose and seconds >= _QUIET_START_S and text not in self._awaited:
-            self._awaited.add(text)
+        elif self._verbose and seconds >= _QUIET_START_S and kind not in self._awaited:
+            self._awaited.add(kind)
             self._write(line)
 
     def _show_plan(self) -> None:

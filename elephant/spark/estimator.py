@@ -20,7 +20,7 @@ from elephant.cluster.session import is_true, setting
 from elephant.cluster.spark_job import described
 from elephant.cluster.spark_private import reset_uid, unowned_parent
 from elephant.config import FitConfig, Timeouts
-from elephant.driver.background import FitHandle
+from elephant.driver.background import FitHandle, followers
 from elephant.driver.verification import Verification, config_to_verify, verified
 from elephant.errors import ClusterError, ConfigurationError, DataError, brief_errors
 from elephant.kinds import BALANCED
@@ -119,7 +119,7 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
             In asynchronous modes all have their epochs on the driver. See ``docs/callbacks.md``.
         checkpointPath: A folder for checkpoints of the fit, on any file system that Spark or fsspec reaches.
 
-    Data:
+    Other Parameters: data
         customObjects: Custom layers, losses and metrics by name, for a model that is given by a path. Those that
             a `keras.Model` holds are found.
         weightCol: A column of sample weights, or a dictionary of them by the name of the output; None weighs
@@ -140,7 +140,7 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         stepsPerEpoch: Steps of an epoch, which goes on in the rows where the last one ended; None means all rows.
         bucketByLength: Whether batches are made of sequences of like length, so that little is padded.
 
-    Training:
+    Other Parameters: training
         learningRate: Replaces the optimizer's; None keeps it.
         scaleLearningRate: Multiplies the learning rate by ``numWorkers``; see also `elephant.LearningRateWarmup`.
         frequency: ``"batch"`` averages the gradients of all workers at every step. An integer k, or
@@ -171,7 +171,7 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
             ``docs/parallelism.md``.
         microBatches: Parts of a batch that follow one another through the stages.
 
-    Progress:
+    Other Parameters: progress
         verbose: 0 silent, 1 or ``"auto"`` plan, a live line of progress and a table of epochs, 2 without the live
             line, which files do not get in any case.
         driverCallbacks: More callbacks, or a single one, which run on the driver whatever they look at; and
@@ -180,7 +180,7 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
             happened in it, as lines of JSON; with the Spark setting ``spark.elephant.trace`` also a trace of its ranks
             and their steps, to be opened in Perfetto (ui.perfetto.dev). None writes none. See ``docs/progress.md``.
 
-    Failures:
+    Other Parameters: failures
         checkpointEpochs: Epochs between two checkpoints.
         checkpointSeconds: Seconds between two checkpoints, wherever in an epoch they fall; None makes them at ends of
             epochs alone.
@@ -190,20 +190,20 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
             numWorkers, 0 means: as long as it comes further between two losses.
         timeouts: How long waits may last: `elephant.config.Timeouts`, or seconds by its names.
 
-    Security:
+    Other Parameters: security
         encryption: Whether all connections of the fit are encrypted, by TLS 1.3 with a key pair of its own. None
             encrypts them where Spark is told to encrypt; False does not, whatever Spark is told.
         ports: The first and the last port that the driver and workers may listen on, such as ``(40000, 40100)``, for
             firewalls. None takes those of the Spark setting ``spark.elephant.ports``, or any.
 
-    GPUs:
+    Other Parameters: GPUs
         useGpu: True demands a GPU for every worker, False hides them, ``"auto"`` takes those that Spark assigns or
             the hosts have. See ``docs/gpus.md``.
         gpusPerWorker: GPUs of each worker. Each is one rank; the worker's rows and batches are divided over them.
         gpuTransport: How GPUs reduce gradients: ``"host"`` through their hosts, or, on PyTorch and JAX, ``"nccl"``
             among themselves; ``"auto"`` takes NCCL on PyTorch where all workers share one host. See ``docs/gpus.md``.
 
-    Predictions:
+    Other Parameters: predictions
         predictionCol: The column that the fitted model adds.
         probabilityCol: The column of probabilities that a fitted classifier adds.
         rawPredictionCol: The column of scores that a fitted classifier adds, one for each class: logits where the
@@ -213,7 +213,7 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         inferenceUseGpu: Whether the tasks of ``transform``, ``evaluate`` and ``predict`` of the fitted model ask Spark
             for a GPU each by themselves. Otherwise they use one where the application's tasks have it.
 
-    Parameter servers:
+    Other Parameters: parameter servers
         algorithm: In asynchronous modes, what workers push and how it is applied: ``"downpour"``,
             ``"adag"``, ``"dynsgd"``, ``"aeasgd"``, ``"eamsgd"`` or ``"sum"``. ``"aeasgd:0.3"`` also says how far, of
             the way between them, a worker's weights and the server's move towards each other; without a number that is
@@ -427,16 +427,12 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
             >>> handle.progress  # doctest: +SKIP
             >>> fitted = handle.result()  # doctest: +SKIP
         """
-        given: dict[str, Any] = {"verbose": 0, **options}
-        refuse_unknown("submit", given, sorted(_PARAMS), noun="param")
-        estimator = set_given(self.copy(), given)
-        fit_config(estimator)
-        listeners = list(estimator.getOrDefault("driverCallbacks"))
-
-        def fit(follower: FitListener) -> KerasModel:
-            return estimator.fit(dataset, driverCallbacks=[*listeners, follower])
-
-        return FitHandle(fit)
+        refuse_unknown("submit", options, sorted(_PARAMS), noun="param")
+        silent = set_given(self.copy(), {"verbose": 0})
+        fit_config(set_given(silent.copy(), options))
+        rows = cast(Any, dataset_of(dataset))
+        session = rows.sparkSession if is_frame(rows) else active_session()
+        return FitHandle(lambda: silent.fit(rows, **options), session)
 
     def fitMultiple(self, dataset: Dataset, paramMaps: Sequence[ParamMap]) -> Iterator[tuple[int, KerasModel]]:
         """Trains once with each of several param maps, on rows that are read once; as `pyspark.ml.Estimator` has it.
@@ -663,4 +659,4 @@ def _listeners(estimator: KerasEstimator, session: SparkSession, info: Mapping[s
         for suffix, kind in kinds.items():
             path = f"{folder.rstrip('/')}/{name}.{suffix}"
             listeners.append(kind(functools.partial(write_file, session, path, overwrite=True), info))
-    return [*listeners, *mlflow_listeners()]
+    return [*listeners, *mlflow_listeners(), *followers()]

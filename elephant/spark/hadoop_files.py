@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import unquote, urlparse
 
+from elephant.driver.background import session_of_fit
 from elephant.cluster.session import is_remote, jvm_context
 from elephant.cluster.spark_job import SparkWords
 from elephant.cluster.spark_private import active_context, java_context, jvm_of
@@ -197,7 +198,7 @@ def running_session() -> SparkSession | None:
     """Returns the session of this process, where Spark runs in it."""
     from pyspark.sql import SparkSession
 
-    active = SparkSession.getActiveSession()
+    active = session_of_fit() or SparkSession.getActiveSession()
     if active is not None:
         return active
     try:

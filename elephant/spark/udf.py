@@ -177,8 +177,7 @@ class _Loader:
 def _packed_loader(make: Callable[[], Any]) -> PackedModel:
     advice = "Have it load the model, and do not keep a model, a SparkSession, a lock or a file in it."
     content = pickled(_Loader(make), "model: the function", advice)
-    warm = warm_workers(SparkSession.getActiveSession())
-    return PackedModel(uuid.uuid4().hex, keras.config.backend(), content, warm)
+    return packed_content(uuid.uuid4().hex, keras.config.backend(), content)
 
 
 def _opened(path: str) -> keras.Model:

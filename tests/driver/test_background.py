@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from elephant.driver.background import FitHandle, require_wanted
+from elephant.driver.background import FitHandle, followers, require_wanted
 from elephant.errors import JobCancelledError
 from elephant.monitor.events import EpochEnded, Started, StepEnded
 from elephant.monitor.listeners import Listeners
@@ -25,8 +25,8 @@ def started(rank):
 def fit_of(gate, told, error=None, loops=False):
     """Returns a fit that tells its listener of two epochs, and goes on when the gate is open."""
 
-    def fit(follower):
-        with Listeners([follower], {"epochs": 2, "mode": "synchronous"}) as listeners:
+    def fit():
+        with Listeners(followers(), {"epochs": 2, "mode": "synchronous"}) as listeners:
             for event in told:
                 listeners.show(event)
             if loops:
@@ -55,7 +55,7 @@ def test_handle_when_its_fit_goes_on_then_tells_how_far_it_is_and_has_the_model_
     now = handle.progress
     assert now.pop("seconds") > 0
     assert now == {"state": "training", "epoch": 2, "epochs": 2, "step": 3, "steps": 5, "rows_per_s": 50.0}
-    assert handle.history == {"loss": [3.0]} and not handle.done
+    assert handle.history == {"loss": [3.0]} and not handle.done and followers() == []
     with pytest.raises(TimeoutError, match="still runs after 0.05 s: FitHandle"):
         handle.result(0.05)
     gate.set()

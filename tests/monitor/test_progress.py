@@ -309,7 +309,7 @@ def test_progress_when_a_fit_has_not_begun_then_says_what_it_waits_for(monkeypat
     shown = [Progress(num_workers=2, epochs=2, verbose=1, stream=stream) for stream in (terminal, file)]
     silent = Progress(num_workers=2, epochs=2, verbose=0, stream=(nothing := io.StringIO()))
     now = time.monotonic()
-    for seconds, text in ((1, "tasks"), (2, "tasks"), (11, "tasks"), (12, "tasks"), (13, "imports")):
+    for seconds, text in ((0, "tasks"), (1, "tasks"), (11, "1 tasks"), (12, "2 tasks"), (13, "imports")):
         monkeypatch.setattr(time, "monotonic", lambda seconds=seconds: now + seconds)
         for progress in (*shown, silent):
             progress.awaits(text)
@@ -317,8 +317,9 @@ def test_progress_when_a_fit_has_not_begun_then_says_what_it_waits_for(monkeypat
         progress.note("begins")
     # One line that is written over, and in a file one for each thing that takes long.
     lines = [line.rstrip() for line in terminal.getvalue().split("\r") if line.strip()]
-    assert lines == [f"starting, {second} s: tasks" for second in (1, 2, 11, 12)] + [
+    assert lines == [
+        "starting, 0 s: tasks", "starting, 1 s: tasks", "starting, 11 s: 1 tasks", "starting, 12 s: 2 tasks",
         "starting, 13 s: imports", "begins",
     ]  # fmt: skip
-    assert file.getvalue() == "starting, 11 s: tasks\nstarting, 13 s: imports\nbegins\n"
+    assert file.getvalue() == "starting, 11 s: 1 tasks\nstarting, 13 s: imports\nbegins\n"
     assert nothing.getvalue() == ""

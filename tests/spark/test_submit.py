@@ -20,11 +20,13 @@ def test_fit_when_submitted_then_is_that_of_one_process_and_another_that_is_canc
     frame = partitioned_frame(spark, split_rows(columns, SIZES), SCHEMA)
     estimator = KerasEstimator(model=regression_model("sgd"), numWorkers=2, batchSize=4, epochs=10**6, shuffle=False)
     endless = estimator.submit(frame)
-    deadline = time.monotonic() + DEADLINE_S
-    while endless.progress["state"] == "starting" and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert endless.progress["state"] == "training" and endless.progress["epochs"] == 10**6
-    endless.cancel()
+    try:
+        deadline = time.monotonic() + DEADLINE_S
+        while endless.progress["state"] == "starting" and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert endless.progress["state"] == "training" and endless.progress["epochs"] == 10**6
+    finally:
+        endless.cancel()
     with pytest.raises(JobCancelledError, match="cancelled by its handle"):
         endless.result(30)
     # Its slots are free.
