@@ -175,6 +175,9 @@ setup(
             "nbclient>=0.10",
             "ipykernel>=6.29",
             "jedi>=0.19",
+            # What editors and type checkers find in a script.
+            "mypy>=1.13",
+            "basedpyright>=1.20",
             # The example of LoRA makes a text classifier with it.
             'keras-hub>=0.32; python_version >= "3.11"',
         ],

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-RIGHT = '''
+RIGHT = """
 import elephant
 import keras
 from pyspark.sql import DataFrame
@@ -26,7 +26,7 @@ def work(train: DataFrame, model: keras.Model) -> None:
     handle = estimator.submit(train, epochs=2)
     print(handle.result(3).predict(train), estimator.getEpochs() + 1, scores, columns, rate)
     print(elephant.run(sum, args=([1, 2],), num_workers=2))
-'''
+"""
 MISTAKES = [
     "elephant.KerasEstimator(model, epoch=3)",
     'elephant.KerasEstimator(model, mode="synchronus")',
@@ -53,7 +53,7 @@ FIRST_LINE = 6
 DEADLINE_S = 600
 CHECKERS = {
     "mypy": ["-m", "mypy", "--ignore-missing-imports", "--no-error-summary", "--follow-imports=silent"],
-    "basedpyright": ["-m", "basedpyright", "--level", "error"],
+    "basedpyright": ["-m", "basedpyright", "--level", "error", "--pythonpath", sys.executable],
 }
 
 

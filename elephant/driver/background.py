@@ -113,9 +113,9 @@ class FitHandle:
     def progress(self) -> dict[str, Any]:
         """How far the fit is.
 
-        ``state``: ``"starting"``, ``"training"``, ``"ended"``, ``"failed"`` or ``"cancelled"``; ``seconds`` since it was
-        submitted; ``epoch`` that it is in, from one, and ``epochs`` in all; ``step`` of the slowest worker in it, and
-        ``steps`` of it; ``rows_per_s`` of all workers. Numbers that are not known yet are zero.
+        ``state``: ``"starting"``, ``"training"``, ``"ended"``, ``"failed"`` or ``"cancelled"``; ``seconds`` since
+        it was submitted; ``epoch`` that it is in, from one, and ``epochs`` in all; ``step`` of the slowest worker in
+        it, and ``steps`` of it; ``rows_per_s`` of all workers. Numbers that are not known yet are zero.
         """
         numbers = {"epoch": 0, "epochs": int(self.follower.params.get("epochs", 0)), "step": 0, "steps": 0}
         seconds, rows_per_s = self._seconds if self.done else time.monotonic() - self._began, 0.0

@@ -229,7 +229,9 @@ class ModelSpec:
         return kept if holds_all or are_equal(read_variables(kept.build()), variables) else trained
 
     def __repr__(self) -> str:
-        built = "" if self.archive is not None else f", built by {getattr(self.builder, '__qualname__', self.builder)!s}"
+        built = (
+            "" if self.archive is not None else f", built by {getattr(self.builder, '__qualname__', self.builder)!s}"
+        )
         return f"<{self.info.title}{built}>"
 
 

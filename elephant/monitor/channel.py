@@ -134,7 +134,9 @@ class Channel:
         if self.meetings.is_over:
             return "workers have met, and import and prepare what they need"
         tasks = len(self._begun_tasks)
-        return f"{tasks} running tasks start workers and read their rows" if tasks else "Spark starts the workers' tasks"
+        return (
+            f"{tasks} running tasks start workers and read their rows" if tasks else "Spark starts the workers' tasks"
+        )
 
     def next_event(self, timeout_s: float) -> Event | None:
         """Returns the next event, or None when none comes in time.

@@ -52,9 +52,6 @@ from elephant.rank.callbacks.callback_rules import check_callbacks
 from elephant.rank.job import BatchFunctions, limited
 from elephant.spark.columns.column_selection import ColumnSelection
 
-if TYPE_CHECKING:
-    from elephant.spark.param_types import ModelParamTypes, TrainingParamTypes
-
 _P = TypeVar("_P", bound=Params)
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -181,16 +178,22 @@ def _plain_distribution(given: Any) -> Any:
     return {**DISTRIBUTION.value_of(layout_map_of(given)), "batch_dim_name": given.batch_dim_name}
 
 
-if not TYPE_CHECKING:
-    # Of params, getters and setters, which are made when the class is: for editors and type checkers.
-    ModelParamTypes, TrainingParamTypes = type("ModelParamTypes", (), {}), type("TrainingParamTypes", (), {})
+if TYPE_CHECKING:
+    # All params with their getters and setters, which are made when the classes are.
+    from elephant.spark.param_types import ModelParamTypes, TrainingParamTypes
+else:
+    # Spark's own code finds params by these classes. Those of elephant keep their names, and take more values.
+    class ModelParamTypes(
+        HasFeaturesCol, HasLabelCol, HasPredictionCol, HasProbabilityCol, HasRawPredictionCol, HasWeightCol
+    ):
+        """Spark's classes of the params of estimator and model."""
+
+    class TrainingParamTypes(HasValidationIndicatorCol, HasSeed, HasBatchSize, HasLearningRate):
+        """Those of the estimator alone."""
 
 
-# Spark's own code finds params by these classes. Those of elephant keep their names, and take more values than Spark's.
 @with_params(INPUT, LABEL)
-class ModelParams(  # type: ignore[misc]  # Spark's own types are narrower
-    ModelParamTypes, HasFeaturesCol, HasLabelCol, HasPredictionCol, HasProbabilityCol, HasRawPredictionCol, HasWeightCol
-):
+class ModelParams(ModelParamTypes):
     """Params that both the estimator and its model have: columns, and what is done with rows before the model."""
 
     if not TYPE_CHECKING:
@@ -208,7 +211,7 @@ class ModelParams(  # type: ignore[misc]  # Spark's own types are narrower
 
 
 @with_params(ROWS, FIT, SERVERS)
-class TrainingParams(TrainingParamTypes, ModelParams, HasValidationIndicatorCol, HasSeed, HasBatchSize, HasLearningRate):
+class TrainingParams(ModelParams, TrainingParamTypes):
     """Params of the estimator."""
 
 

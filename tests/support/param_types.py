@@ -1,7 +1,7 @@
 """Types of all params, for editors and type checkers: ``python tests/support/param_types.py`` writes them.
 
-What `elephant.spark.params` makes of the table of options when a class is, nobody sees who only reads. This declares the
-same, with the types of the constructor's signature: `elephant/spark/param_types.pyi`.
+What `elephant.spark.params` makes of the table of options, nobody sees who only reads it. This declares the same, with
+the types of the constructor's signature: `elephant/spark/param_types.pyi`.
 """
 
 import inspect
@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 import keras
-from pyspark.ml.param import Param
+from pyspark.ml.param import Param, Params
 from typing_extensions import Self
 
 from elephant.config import Timeouts
@@ -56,7 +56,7 @@ def _dictionary(name, bases, doc, types):
 
 
 def _declarations(name, doc, scopes, types):
-    lines = [f"class {name}:", f'    """{doc}"""', ""]
+    lines = [f"class {name}(Params):", f'    """{doc}"""', ""]
     for option in options_of(*scopes):
         param, kind = option.param, types[option.param]
         title = param[0].upper() + param[1:]
