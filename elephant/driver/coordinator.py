@@ -20,7 +20,6 @@ import numpy as np
 from elephant.checkpoint.manager import CheckpointSink
 from elephant.cluster.spark_job import SparkWords, cancellation, lost_driver
 from elephant.data.schema import RowSpec
-from elephant.driver.background import require_wanted
 from elephant.driver.coordinator_policy import CoordinatorPolicy, ProgressDisplay, as_error, failure_of
 from elephant.driver.recovery.generations import Generations
 from elephant.errors import (
@@ -44,6 +43,7 @@ from elephant.monitor.events import (
     StateSaved,
     TaskSilent,
 )
+from elephant.monitor.handle import require_wanted
 from elephant.monitor.log_stream import TokenBucket
 from elephant.monitor.record import FitRecord
 from elephant.storage.user_files import MOST_BYTES, put_down
@@ -105,7 +105,7 @@ class EventSource(Protocol):
 
     @property
     def awaited(self) -> str:
-        """What is waited for until ranks begin, in a few words; empty where that is not known."""
+        """Words for all that ranks wait for before they begin; empty where that is not known."""
 
 
 class Coordinator:

@@ -130,7 +130,7 @@ class Channel:
 
     @property
     def awaited(self) -> str:
-        """What is waited for until ranks begin, in a few words."""
+        """Words for all that ranks wait for before they begin."""
         if self.meetings.is_over:
             return "workers have met, and import and prepare what they need"
         tasks = len(self._begun_tasks)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, cast, overload
 
 import keras
+from pyspark import inheritable_thread_target
 from pyspark.ml import Estimator
 from pyspark.ml.param import Param
 from pyspark.sql import DataFrame
@@ -20,11 +21,11 @@ from elephant.cluster.session import is_true, setting
 from elephant.cluster.spark_job import described
 from elephant.cluster.spark_private import reset_uid, unowned_parent
 from elephant.config import FitConfig, Timeouts
-from elephant.driver.background import FitHandle, followers
 from elephant.driver.verification import Verification, config_to_verify, verified
 from elephant.errors import ClusterError, ConfigurationError, DataError, brief_errors
 from elephant.kinds import BALANCED
 from elephant.modeling.model_spec import built_model
+from elephant.monitor.handle import FitHandle, followers
 from elephant.monitor.listeners import EventFile, FitListener, Listeners, mlflow_listeners
 from elephant.monitor.progress import Progress
 from elephant.monitor.report import table_html
@@ -409,7 +410,7 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
             return fit(rows, params)
 
     @brief_errors
-    def submit(self, dataset: Dataset, **options: Unpack[Options]) -> FitHandle:
+    def submit(self, dataset: Dataset, **options: Unpack[Options]) -> FitHandle[KerasModel]:
         """Begins a fit in the background, and returns at once: a notebook stays free, a program does other things.
 
         It prints nothing, unless ``verbose`` is among the options. What is wrong with these is raised here; all else,
@@ -432,7 +433,7 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         fit_config(set_given(silent.copy(), options))
         rows = cast(Any, dataset_of(dataset))
         session = rows.sparkSession if is_frame(rows) else active_session()
-        return FitHandle(lambda: silent.fit(rows, **options), session)
+        return FitHandle(lambda: silent.fit(rows, **options), session, inheritable_thread_target(session))
 
     def fitMultiple(self, dataset: Dataset, paramMaps: Sequence[ParamMap]) -> Iterator[tuple[int, KerasModel]]:
         """Trains once with each of several param maps, on rows that are read once; as `pyspark.ml.Estimator` has it.

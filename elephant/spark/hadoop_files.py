@@ -31,8 +31,8 @@ from urllib.parse import unquote, urlparse
 from elephant.cluster.session import is_remote, jvm_context
 from elephant.cluster.spark_job import SparkWords
 from elephant.cluster.spark_private import active_context, java_context, jvm_of
-from elephant.driver.background import session_of_fit
 from elephant.errors import ConfigurationError
+from elephant.monitor.handle import session_of_fit
 from elephant.storage.filesystem import is_mounted, mounted_here, spark_form
 from elephant.storage.folder import File, Folder, LocalFolder, file_at, folder_at, local_copy
 

@@ -79,7 +79,7 @@ def packed(servable: Servable, *, model_id: str) -> PackedModel:
 
 
 def packed_content(model_id: str, backend: str, content: bytes) -> PackedModel:
-    """Returns what makes a model where it predicts as it travels to the tasks, as the session has it set."""
+    """Returns the content that makes a model in the tasks, with the settings of the session."""
     session = running_session()
     named = None if session is None else setting(session, RESOURCE_SETTING)
     return PackedModel(model_id, backend, content, warm_workers(session), named or "gpu")

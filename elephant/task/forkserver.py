@@ -562,7 +562,7 @@ def _archives() -> dict[str, zipimport.zipimporter]:
 
 
 def _state_of(archive: str) -> tuple[int, ...] | None:
-    """Returns what tells whether a file is another one; None where there is none."""
+    """Returns time, size and number of a file, by which it is the same one; None where there is none."""
     try:
         state = os.stat(archive)
     except OSError:

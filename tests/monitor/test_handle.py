@@ -4,9 +4,9 @@ import threading
 
 import pytest
 
-from elephant.driver.background import FitHandle, followers, require_wanted
 from elephant.errors import JobCancelledError
 from elephant.monitor.events import EpochEnded, Started, StepEnded
+from elephant.monitor.handle import FitHandle, followers, require_wanted
 from elephant.monitor.listeners import Listeners
 
 DEADLINE_S = 20

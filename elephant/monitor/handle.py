@@ -7,18 +7,24 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from elephant.errors import JobCancelledError
 from elephant.monitor.listeners import FitListener, Recorder
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
-    from elephant.spark.model import KerasModel
+class Fitted(Protocol):
+    """Fitted model, which has its history."""
 
+    @property
+    def history(self) -> dict[str, list[float]]:
+        """One number per epoch by metric."""
+
+
+Model = TypeVar("Model", bound=Fitted)
+Inherit = Callable[[Callable[[], None]], Callable[[], None]]
 # That of the fit of this thread, where it has one.
-_handle: ContextVar[FitHandle | None] = ContextVar("_handle", default=None)
+_handle: ContextVar[FitHandle[Any] | None] = ContextVar("_handle", default=None)
 
 
 def require_wanted() -> None:
@@ -34,7 +40,7 @@ def followers() -> list[FitListener]:
     return [] if handle is None else [handle.follower]
 
 
-def session_of_fit() -> SparkSession | None:
+def session_of_fit() -> Any:
     """Returns the session of the thread that has submitted this thread's fit; None where nobody has."""
     handle = _handle.get()
     return None if handle is None else handle.session
@@ -51,14 +57,15 @@ class _Follower(Recorder):
         self.params, self.has_begun = params, True
 
 
-class FitHandle:
+class FitHandle(Generic[Model]):
     """Fit that runs in a thread of the application, which goes on meanwhile; see `KerasEstimator.submit`.
 
     Its thread does not keep the application alive: one that ends takes its fits with it.
 
     Args:
         fit: Fits, and returns the fitted model; called in the thread.
-        session: The caller's, whose job group, pool and tags the fit's jobs have as well; None where there is none.
+        session: The caller's session of Spark; None where there is none.
+        inherit: Has a function run with the caller's job group, pool and tags of Spark; None where there are none.
 
     Attributes:
         follower: Listener of the fit.
@@ -71,23 +78,21 @@ class FitHandle:
         >>> fitted = handle.result()  # doctest: +SKIP
     """
 
-    def __init__(self, fit: Callable[[], KerasModel], session: SparkSession | None = None) -> None:
+    def __init__(self, fit: Callable[[], Model], session: Any = None, inherit: Inherit | None = None) -> None:
         self.follower, self.session, self.is_unwanted = _Follower(), session, False
         self._fit, self._ended = fit, threading.Event()
-        self._fitted: KerasModel | None = None
+        self._model: Model | None = None
         self._error: BaseException | None = None
         self._began, self._seconds = time.monotonic(), 0.0
         target: Callable[[], None] = self._run
-        if session is not None:
-            from pyspark import inheritable_thread_target
-
-            target = inheritable_thread_target(session)(target)
+        if inherit is not None:
+            target = inherit(target)
         threading.Thread(target=target, name="elephant-fit", daemon=True).start()
 
     def _run(self) -> None:
         _handle.set(self)
         try:
-            self._fitted = self._fit()
+            self._model = self._fit()
         except BaseException as error:
             # Whatever it is: who asks for the result gets it.
             self._error = error
@@ -103,15 +108,15 @@ class FitHandle:
     @property
     def history(self) -> dict[str, list[float]]:
         """One number per epoch that has ended, for the loss and every metric over all workers."""
-        if self._fitted is not None:
-            return self._fitted.history
+        if self._model is not None:
+            return dict(self._model.history)
         known = self.follower.record.history_by_epoch if self.follower.has_begun else {}
         # Epochs before those of a fit that was resumed.
         return {name: [math.nan if one is None else one for one in values] for name, values in known.items()}
 
     @property
     def progress(self) -> dict[str, Any]:
-        """How far the fit is.
+        """State of the fit, and its place in the training, by name.
 
         ``state``: ``"starting"``, ``"training"``, ``"ended"``, ``"failed"`` or ``"cancelled"``; ``seconds`` since
         it was submitted; ``epoch`` that it is in, from one, and ``epochs`` in all; ``step`` of the slowest worker in
@@ -146,7 +151,7 @@ class FitHandle:
         if not self.done:
             self.is_unwanted = True
 
-    def result(self, timeout_s: float | None = None) -> KerasModel:
+    def result(self, timeout_s: float | None = None) -> Model:
         """Waits for the end of the fit; returns the fitted model.
 
         Args:
@@ -161,9 +166,9 @@ class FitHandle:
             raise TimeoutError(f"result: the fit still runs after {timeout_s:g} s: {self!r}. Wait longer, or cancel().")
         if self._error is not None:
             raise self._error
-        if self._fitted is None:
+        if self._model is None:
             raise RuntimeError("result: the fit has ended without a model and without an error.")
-        return self._fitted
+        return self._model
 
     def __repr__(self) -> str:
         now = self.progress
