@@ -114,7 +114,7 @@ setup(
     python_requires=">=3.10",
     entry_points={"console_scripts": ["elephant = elephant.cli.main:main"]},
     packages=find_packages(include=["elephant", "elephant.*"]),
-    package_data={"elephant": ["py.typed"]},
+    package_data={"elephant": ["py.typed", "spark/*.pyi"]},
     ext_modules=[EXCHANGE, ADAM] if has_compiler() else [],
     options={"bdist_wheel": {"py_limited_api": "cp310"}},
     # The oldest numpy and pyarrow are those of Databricks 15.4.
@@ -175,6 +175,9 @@ setup(
             "nbclient>=0.10",
             "ipykernel>=6.29",
             "jedi>=0.19",
+            # What editors and type checkers find in a script.
+            "mypy>=1.13",
+            "basedpyright>=1.20",
             # The example of LoRA makes a text classifier with it.
             'keras-hub>=0.32; python_version >= "3.11"',
         ],

@@ -1,6 +1,9 @@
 """The table of options: what else declares an option for type checkers and users says the same."""
 
+import functools
 import inspect
+import operator
+import types
 import typing
 from dataclasses import MISSING, fields
 
@@ -11,7 +14,7 @@ from elephant.errors import ConfigurationError
 from elephant.options import OPTION, OPTIONS, PAIRS, REMOVED, Scope, key_of, options_of, refuse_unknown, remedy_for
 
 # Values of which the estimator takes more forms than the fit.
-WIDER = ("checkpoint_path", "distribution", "num_workers", "pipeline_stages", "timeouts")
+WIDER = ("checkpoint_path", "distribution", "num_workers", "pipeline_stages", "ports", "timeouts")
 
 
 def test_estimator_when_its_signature_is_read_then_names_types_and_defaults_are_those_of_the_table():
@@ -23,7 +26,28 @@ def test_estimator_when_its_signature_is_read_then_names_types_and_defaults_are_
     assert given == {option.param: option.default for option in OPTIONS}
     hints = typing.get_type_hints(KerasEstimator.__init__)
     of_fit = [option for option in options_of(Scope.FIT, Scope.SERVERS) if option.name not in WIDER]
-    assert {option.name: hints[option.param] for option in of_fit} == {option.name: option.type for option in of_fit}
+    kinds = {option.name: without_words(hints[option.param]) for option in of_fit}
+    assert kinds == {option.name: option.type for option in of_fit}
+    for option in OPTIONS:
+        words = words_of(hints[option.param])
+        assert all(option.value_of(word) for word in words)
+        if option.kind.expected.startswith("one of ") and str not in typing.get_args(hints[option.param]):
+            assert set(option.kind.expected.removeprefix("one of ").split(", ")) <= words
+
+
+def words_of(hint):
+    """Returns the words that a type names."""
+    if typing.get_origin(hint) is typing.Literal:
+        return set(typing.get_args(hint))
+    return set().union(*map(words_of, typing.get_args(hint)))
+
+
+def without_words(hint):
+    """Returns a type with ``str`` in place of the words that it names."""
+    if typing.get_origin(hint) is typing.Literal:
+        return str
+    parts = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else ()
+    return functools.reduce(operator.or_, map(without_words, parts)) if parts else hint
 
 
 @pytest.mark.parametrize(("config", "scope"), [(FitConfig, Scope.FIT), (AsynchronousOptions, Scope.SERVERS)])

@@ -43,6 +43,7 @@ from elephant.monitor.events import (
     StateSaved,
     TaskSilent,
 )
+from elephant.monitor.handle import require_wanted
 from elephant.monitor.log_stream import TokenBucket
 from elephant.monitor.record import FitRecord
 from elephant.storage.user_files import MOST_BYTES, put_down
@@ -102,6 +103,10 @@ class EventSource(Protocol):
     def turned_away(self) -> Mapping[str, int]:
         """Number of refused connections by host: they did not prove that they belong to the run."""
 
+    @property
+    def awaited(self) -> str:
+        """Words for all that ranks wait for before they begin; empty where that is not known."""
+
 
 class Coordinator:
     """Listens to the ranks of one run until it ends, and knows the outcome.
@@ -159,8 +164,11 @@ class Coordinator:
             watch: Called meanwhile; raises where the job can never end.
         """
         while job.running and (not self._is_decided or self._begins_again()):
+            require_wanted()
             if watch is not None:
                 watch()
+            if not self.began and (awaited := self._events.awaited):
+                self._progress.awaits(awaited)
             self._take(_POLL_S)
             self._note_refusals()
         self._gave_up = job.running

@@ -61,6 +61,9 @@ class ProgressDisplay(Protocol):
     def note(self, text: str) -> None:
         """Takes a line about the run as a whole."""
 
+    def awaits(self, text: str) -> None:
+        """Takes what a run waits for that has not begun."""
+
 
 class Epochs(Protocol):
     """Makes the fit's epochs of those of its workers; see `elephant.driver.driver_epochs`."""

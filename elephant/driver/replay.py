@@ -89,6 +89,11 @@ class LoggedEvents:
         """Does nothing: rank 0 has seen who came, and has written it down."""
         return {}
 
+    @property
+    def awaited(self) -> str:
+        """Nothing that is known before the job has ended."""
+        return ""
+
     def dismiss(self) -> None:
         """Does nothing: rank 0 has told the others."""
 
@@ -107,6 +112,10 @@ class WithoutSteps:
     def note(self, text: str) -> None:
         """Shows a line about the run as a whole."""
         self._progress.note(text)
+
+    def awaits(self, text: str) -> None:
+        """Shows what the run waits for."""
+        self._progress.awaits(text)
 
 
 @contextlib.contextmanager

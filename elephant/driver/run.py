@@ -239,7 +239,7 @@ def _run_on_spark(
     encryption: bool | None,
     ports: tuple[int, int] | None,
 ) -> list[Result]:
-    from elephant.cluster.checks.preflight import Requirements, preflight_checked
+    from elephant.cluster.checks.preflight import LOOKS, Requirements, preflight_checked
     from elephant.cluster.checks.session_checks import encrypts
     from elephant.cluster.row_source import NoRows
     from elephant.cluster.session import ports_of, session_settings
@@ -261,6 +261,7 @@ def _run_on_spark(
         encryption=encryption,
     )
     about = f"elephant run: {counted(request.num_workers, 'worker')}"
+    progress.awaits(LOOKS)
     with described(session, about), preflight_checked(session, requirements, progress.note) as plan:
         rows = NoRows(session, plan.slots_needed)
         settings = session_settings(session)

@@ -23,6 +23,8 @@ from __future__ import annotations
 import enum
 import threading
 
+import numpy as np
+
 from elephant.errors import ProtocolError
 from elephant.gossip.weights import Parcel, Weights
 
@@ -58,6 +60,9 @@ class Answerer:
             asker: Who has made it.
             offer_parcel: The offer.
             patience_s: How long to wait for the end of another exchange.
+
+        Raises:
+            ProtocolError: It would make weights infinite.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._left or self._asker is None, patience_s)
@@ -65,8 +70,10 @@ class Answerer:
                 return Refusal.LEFT
             if self._asker is not None:
                 return Refusal.BUSY
-            self._asker = asker
-            self._gift_parcel = self._weights.gift_for(offer_parcel)
+            gift_parcel = self._weights.gift_for(offer_parcel)
+            if not np.isfinite(gift_parcel.values).all():
+                raise ProtocolError("Expected weights whose difference is finite. Received: some of which it is not.")
+            self._asker, self._gift_parcel = asker, gift_parcel
             return self._weights.reply_to(self._gift_parcel)
 
     def confirm(self, asker: Member) -> None:

@@ -20,6 +20,8 @@ from elephant.net.server import Server
 from elephant.net.stream import Listener, Stream, connect
 
 _OFFER, _REPLY, _REFUSED, _CONFIRM, _DONE = "Offer", "Reply", "Refused", "Confirm", "Done"
+# All workers together have as many as there are of them.
+_MOST_SHARE = 1e6
 _READ, _MODEL = "Read", "Model"
 _CONTEXT = "gossip"
 # An exchange may take so long, and a second more for so many bytes.
@@ -305,7 +307,7 @@ def _checked_parcel(
             f"Received: {forms}."
         )
     share = float(fields["share"])
-    if not (np.isfinite(arrays[0]).all() and 0 <= share < np.inf):
+    if not (np.isfinite(arrays[0]).all() and 0 <= share <= _MOST_SHARE):
         # It would go from worker to worker, until all of them had it.
         raise ProtocolError(f"Expected finite weights, and a share from 0 on. Received: a share of {share:g}.")
     return Parcel(arrays[0], share, arrays[1])

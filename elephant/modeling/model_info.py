@@ -301,6 +301,7 @@ class ModelInfo:
         sharded: Names of its ShardedEmbedding layers.
         is_compiled: Whether it has an optimizer and what that minimizes.
         is_stateful: Whether each of its batches goes on where the batch before has ended, as ``LSTM(stateful=True)``.
+        title: What it is in words: class, name, layers and parameters.
     """
 
     inputs: tuple[InputInfo, ...]
@@ -316,6 +317,7 @@ class ModelInfo:
     sharded: tuple[str, ...] = ()
     is_compiled: bool = True
     is_stateful: bool = False
+    title: str = "Keras model"
 
     @classmethod
     def of(cls, model: keras.Model) -> ModelInfo:
@@ -341,6 +343,7 @@ class ModelInfo:
             sharded=tuple(layer.name for layer in sharded_embeddings(model)),
             is_compiled=bool(model.compiled),
             is_stateful=any(getattr(layer, "stateful", False) for layer in flat_layers(model)),
+            title=_title_of(model),
         )
 
     def check_rates(self, config: FitConfig, *, replacing: str, scaling: str) -> None:
@@ -540,6 +543,13 @@ def _output_kind(name: str, output_shape: tuple[int | None, ...] | None) -> str:
     if name in _BINARY_LOSSES and units == 1:
         return BINARY
     return VALUE if units == 1 else ARRAY
+
+
+def _title_of(model: keras.Model) -> str:
+    """Returns a model in words, such as ``Sequential 'digits', 2 layers, 9,610 parameters``."""
+    layers = [layer for layer in model.layers if not isinstance(layer, keras.layers.InputLayer)]
+    words = [f"{type(model).__name__} {model.name!r}", f"{len(layers):,} layers"]
+    return ", ".join([*words, f"{model.count_params():,} parameters"] if model.built else words)
 
 
 def _is_scheduled(optimizer: keras.optimizers.Optimizer | None) -> bool:

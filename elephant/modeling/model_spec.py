@@ -229,9 +229,10 @@ class ModelSpec:
         return kept if holds_all or are_equal(read_variables(kept.build()), variables) else trained
 
     def __repr__(self) -> str:
-        if self.archive is None:
-            return f"<model built by {getattr(self.builder, '__qualname__', self.builder)!s}>"
-        return f"<Keras model, {len(self.archive):,} bytes>"
+        built = (
+            "" if self.archive is not None else f", built by {getattr(self.builder, '__qualname__', self.builder)!s}"
+        )
+        return f"<{self.info.title}{built}>"
 
 
 @on_cpu()

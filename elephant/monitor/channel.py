@@ -106,6 +106,7 @@ class Channel:
         ports: Ports = None,
     ) -> None:
         self.meetings = Meetings(are_repeated=begins_again)
+        self._begun_tasks: set[int] = set()
         # Events with the generation whose they are, where they are of one; and what this end itself has failed of.
         self._events: queue.Queue[tuple[int | None, Event | ElephantError]] = queue.Queue()
         self._timeouts = timeouts
@@ -126,6 +127,16 @@ class Channel:
     def turned_away(self) -> dict[str, int]:
         """Number of refused connections by host: they did not prove that they belong to the run."""
         return self._listener.turned_away
+
+    @property
+    def awaited(self) -> str:
+        """Words for all that ranks wait for before they begin."""
+        if self.meetings.is_over:
+            return "workers have met, and import and prepare what they need"
+        tasks = len(self._begun_tasks)
+        return (
+            f"{tasks} running tasks start workers and read their rows" if tasks else "Spark starts the workers' tasks"
+        )
 
     def next_event(self, timeout_s: float) -> Event | None:
         """Returns the next event, or None when none comes in time.
@@ -212,6 +223,7 @@ class Channel:
                 continue
             rank = event.rank
             if isinstance(event, TaskStarted):
+                self._begun_tasks.add(event.rank)
                 if event.stays:
                     self._attend(stream, event)
                     return

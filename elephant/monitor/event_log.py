@@ -39,6 +39,9 @@ class EventLog:
         """Takes a line about the run as a whole."""
         self.show(RunNote(text=text))
 
+    def awaits(self, text: str) -> None:
+        """Does nothing: when the log is read, nothing is waited for."""
+
     def to_bytes(self) -> bytes:
         """Returns the log as it travels: frames, one after the other."""
         # Steps come before the rest, where a failure looks for the one that its rank was in.

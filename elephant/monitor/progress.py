@@ -32,6 +32,8 @@ _BURST_LINES = 1000
 # Ranks that take every step together print the same within a moment.
 _SAME_WITHIN_S = 2.0
 _MOST_REMEMBERED = 1000
+# A stream whose lines cannot be written over is told what a fit waits for from so many seconds on.
+_QUIET_START_S = 10.0
 
 
 def save_curves(history: Mapping[str, Sequence[float]], path: str | Path) -> Path:
@@ -143,6 +145,9 @@ class Progress:
         self._left_out = 0
         self._printed: dict[str, tuple[int, float]] = {}
         self._warns_of_loss = True
+        # When the wait for ranks began that there is now, and what was said of it.
+        self._waits_since: float | None = None
+        self._awaited: set[str] = set()
 
     @property
     def shows_output(self) -> bool:
@@ -160,6 +165,8 @@ class Progress:
             if self._verbose == 1:
                 self._show_step(event)
             return
+        if isinstance(event, Started):
+            self._waits_since, self._awaited = None, set()
         if isinstance(event, EpochEnded):
             self._watch_loss(event)
         if self._verbose:
@@ -188,6 +195,22 @@ class Progress:
         """Prints one line about the fit as a whole."""
         self.show(RunNote(text=text))
 
+    def awaits(self, text: str) -> None:
+        """Says what a fit waits for that has not begun, and for how long: in the live line, or once where it is long.
+
+        Args:
+            text: Of a few words, which tell something else where other words follow the number that they begin with.
+        """
+        if self._waits_since is None:
+            self._waits_since = time.monotonic()
+        seconds, kind = int(time.monotonic() - self._waits_since), text.strip("0123456789")
+        line = f"starting, {seconds} s: {text}"
+        if self._verbose == 1 and self._moves:
+            self._show_moving(line)
+        elif self._verbose and seconds >= _QUIET_START_S and kind not in self._awaited:
+            self._awaited.add(kind)
+            self._write(line)
+
     def _show_plan(self) -> None:
         started = [start for _, start in sorted(self.record.started.items())]
         # A run of a function has no rows.
@@ -215,11 +238,16 @@ class Progress:
             self._epochs,
             self.straggler_watch.latest_stragglers,
         )
+        self._show_moving(text)
+
+    def _show_moving(self, text: str) -> None:
+        """Writes the live line over what it was."""
         if self._is_terminal:
             # A longer line would go on in the next one, and could not be written over.
             text = text[: shutil.get_terminal_size().columns - 1]
-        self._put("\r" + text.ljust(len(self._moving)))
-        self._moving = text
+        if text != self._moving:
+            self._put("\r" + text.ljust(len(self._moving)))
+            self._moving = text
 
     def _show_output(self, printed: Printed) -> None:
         place, moving = f"[rank {printed.rank}, {printed.host}]", self._moving

@@ -9,9 +9,10 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, cast, overload
 
 import keras
+from pyspark import inheritable_thread_target
 from pyspark.ml import Estimator
 from pyspark.ml.param import Param
 from pyspark.sql import DataFrame
@@ -24,6 +25,7 @@ from elephant.driver.verification import Verification, config_to_verify, verifie
 from elephant.errors import ClusterError, ConfigurationError, DataError, brief_errors
 from elephant.kinds import BALANCED
 from elephant.modeling.model_spec import built_model
+from elephant.monitor.handle import FitHandle, followers
 from elephant.monitor.listeners import EventFile, FitListener, Listeners, mlflow_listeners
 from elephant.monitor.progress import Progress
 from elephant.monitor.report import table_html
@@ -64,6 +66,9 @@ from elephant.training.pipeline import require_stages
 if TYPE_CHECKING:
     import pandas as pd
     from pyspark.sql import SparkSession
+    from typing_extensions import Unpack
+
+    from elephant.spark.param_types import Arguments, Options
 
 _PARAMS = {option.param for option in OPTIONS}
 _KNOWN = sorted([*_PARAMS, "model", "customObjects"])
@@ -90,8 +95,6 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         model: A compiled `keras.Model`, or a function without arguments that returns one; the path of a saved one,
             ``.keras`` or ``.h5``, local or wherever Spark's Hadoop client reads; or a fitted `KerasModel`. Its
             present weights, and its optimizer's state, are where training starts.
-        customObjects: Custom layers, losses and metrics by name, for a model that is given by a path. Those that
-            a `keras.Model` holds are found.
         featuresCol: A column of numbers, arrays of them, ml or mllib vectors, dates, timestamps, or strings for
             a model that takes these; or a list of numeric columns, which make one vector. Flat rows take the
             model's input shape. For a model with several inputs: a dictionary of these by the name of the input, or a
@@ -101,75 +104,65 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
             list of one for each output, in their order. An output without loss and metric needs none. None trains
             without: an autoencoder on its own inputs, a model with a ``train_step`` of its own on what that makes of
             them.
-        predictionCol: The column that the fitted model adds.
-        probabilityCol: The column of probabilities that a fitted classifier adds.
-        rawPredictionCol: The column of scores that a fitted classifier adds, one for each class: logits where the
-            loss takes logits, and else probabilities. An empty name leaves a column out, as in all of Spark ML.
-        weightCol: A column of sample weights, or a dictionary of them by the name of the output; None weighs
-            all rows alike. A row has one number, or an array in the shape of its loss, such as one number per token.
-        validationIndicatorCol: A column of booleans, or of 0 and 1; true keeps a row for validation.
-        validationFraction: Share of the rows kept for validation, drawn by ``seed``, in [0, 1).
-        mode: ``"synchronous"`` (``"sync"``), ``"asynchronous"`` (``"async"``), or ``"hogwild"``: asynchronous without
-            locks at the server, which has gained no speed in measurements and loses up to a few updates per thousand;
-            or ``"gossip"``: workers at their own pace that average their weights in pairs, without a server.
-        aggregation: Where synchronous workers' gradients are averaged: ``"allreduce"`` among the workers, or
-            ``"server"`` at parameter servers. There workers are ordinary Spark tasks: one that is lost is started again
-            while the others wait, and dynamic allocation works. See docs/parallelism.md.
         numWorkers: Workers. In synchronous mode each needs a task slot at the same time. A pair such as ``(2, 8)``
             makes the fit elastic: it begins with as many workers as there are slots, from 2 on and up to 8, goes on
             with fewer after a loss, and grows again at the end of an epoch. A step trains on ``8 * batchSize`` rows
             whoever is there. See ``docs/clusters.md``.
         epochs: Passes over the training rows.
         batchSize: Rows per worker and step.
-        shuffle: Whether each worker draws its rows in a new order every epoch.
-        seed: Source of everything random in the fit, except what the model's layers drew already.
-        learningRate: Replaces the optimizer's; None keeps it.
-        scaleLearningRate: Multiplies the learning rate by ``numWorkers``; see also `elephant.LearningRateWarmup`.
-        frequency: ``"batch"`` averages the gradients of all workers at every step. An integer k, or
-            ``"epoch"``, lets workers train alone and averages their weights every k steps, or once an
-            epoch: fewer exchanges for slow networks, and no longer what one process does. Asynchronous
-            workers push gradients, or the differences that k steps or an epoch have made.
-        compression: How gradients are encoded where they cross hosts: ``"bfloat16"``, ``"float16"``,
-            ``"int8"``, ``"topk"`` and more; None sends them as they are. See `elephant.compression`.
-            Asynchronous workers and servers encode what they exchange as ``"bfloat16"``, ``"float16"``,
-            ``"int8"`` or ``"int8:feedback"``.
-        syncBatchNorm: Has batch normalization use the mean and variance of all workers' rows in a
-            step, and not of each worker's own. It costs two exchanges per layer and step.
-        shardOptimizer: Whether each worker keeps the optimizer's state of a part of the weights alone (ZeRO, stage 1).
-            It updates that part, and gets the others from the other workers: half as many bytes more in each step,
-            and the same results. See ``docs/parallelism.md``.
-        allowBatchCoupledLoss: Lets a loss couple the rows of a batch (pairs of rows, a mean over a mask of its own),
-            which is refused otherwise: each worker computes it on its own rows.
+        validationFraction: Share of the rows kept for validation, drawn by ``seed``, in [0, 1).
+        mode: ``"synchronous"`` (``"sync"``), ``"asynchronous"`` (``"async"``), or ``"hogwild"``: asynchronous without
+            locks at the server, which has gained no speed in measurements and loses up to a few updates per thousand;
+            or ``"gossip"``: workers at their own pace that average their weights in pairs, without a server.
         callbacks: Keras callbacks, or a single one; they see the metrics of all workers. Those that look at epochs, and
             at the begin and end of training, alone run on the driver, on the object that you passed. Those that look
             at batches, and those of Keras that decide about training, such as ``EarlyStopping``, run on the workers.
             In asynchronous modes all have their epochs on the driver. See ``docs/callbacks.md``.
-        driverCallbacks: More callbacks, or a single one, which run on the driver whatever they look at; and
-            instances of `elephant.FitListener`.
-        eventsPath: A folder, on any file system that Spark or fsspec reaches, where each fit leaves a file of what
-            happened in it, as lines of JSON; with the Spark setting ``spark.elephant.trace`` also a trace of its ranks
-            and their steps, to be opened in Perfetto (ui.perfetto.dev). None writes none. See ``docs/progress.md``.
+        checkpointPath: A folder for checkpoints of the fit, on any file system that Spark or fsspec reaches.
+
+    Other Parameters: data
+        customObjects: Custom layers, losses and metrics by name, for a model that is given by a path. Those that
+            a `keras.Model` holds are found.
+        weightCol: A column of sample weights, or a dictionary of them by the name of the output; None weighs
+            all rows alike. A row has one number, or an array in the shape of its loss, such as one number per token.
         classWeight: Weights by class, which weigh the loss of rows in training, for a model with one output and
             no weightCol. Classes without one weigh 1. ``"balanced"`` counts the labels of all rows that are not marked
             for validation, in a Spark job before the fit, and weighs each class by rows / (classes * its rows).
+        validationIndicatorCol: A column of booleans, or of 0 and 1; true keeps a row for validation.
         preprocessing: A function from a batch, a dictionary of columns as arrays, to what the model takes. It runs on
             the workers, and in ``transform``. Its result is kept, unless a second argument gets a
             `numpy.random.Generator`: then it runs again for every batch. featuresCol names the columns that it gets,
             of any type. See ``docs/preprocessing.md``.
         augmentation: A function from a batch and a `numpy.random.Generator` to a batch. It runs on every training
             batch of every epoch, with a generator seeded by the fit's seed, the worker and the epoch.
+        shuffle: Whether each worker draws its rows in a new order every epoch.
+        seed: Source of everything random in the fit, except what the model's layers drew already.
         cache: Where a worker keeps its rows: ``"disk"`` memory-maps them, ``"memory"`` holds them.
         stepsPerEpoch: Steps of an epoch, which goes on in the rows where the last one ended; None means all rows.
         bucketByLength: Whether batches are made of sequences of like length, so that little is padded.
-        inferenceBatchSize: Rows that ``transform`` and ``evaluate`` of the fitted model put through it at a time.
-            None takes 1024; up to 8192 where rows are small, and fewer where a layer gives 256 MB for 1024.
-        inferenceUseGpu: Whether the tasks of ``transform``, ``evaluate`` and ``predict`` of the fitted model ask Spark
-            for a GPU each by themselves. Otherwise they use one where the application's tasks have it.
-        useGpu: True demands a GPU for every worker, False hides them, ``"auto"`` takes those that Spark assigns or
-            the hosts have. See ``docs/gpus.md``.
-        gpusPerWorker: GPUs of each worker. Each is one rank; the worker's rows and batches are divided over them.
-        gpuTransport: How GPUs reduce gradients: ``"host"`` through their hosts, or, on PyTorch and JAX, ``"nccl"``
-            among themselves; ``"auto"`` takes NCCL on PyTorch where all workers share one host. See ``docs/gpus.md``.
+
+    Other Parameters: training
+        learningRate: Replaces the optimizer's; None keeps it.
+        scaleLearningRate: Multiplies the learning rate by ``numWorkers``; see also `elephant.LearningRateWarmup`.
+        frequency: ``"batch"`` averages the gradients of all workers at every step. An integer k, or
+            ``"epoch"``, lets workers train alone and averages their weights every k steps, or once an
+            epoch: fewer exchanges for slow networks, and no longer what one process does. Asynchronous
+            workers push gradients, or the differences that k steps or an epoch have made.
+        aggregation: Where synchronous workers' gradients are averaged: ``"allreduce"`` among the workers, or
+            ``"server"`` at parameter servers. There workers are ordinary Spark tasks: one that is lost is started again
+            while the others wait, and dynamic allocation works. See docs/parallelism.md.
+        compression: How gradients are encoded where they cross hosts: ``"bfloat16"``, ``"float16"``,
+            ``"int8"``, ``"topk"`` and more; None sends them as they are. See `elephant.compression`.
+            Asynchronous workers and servers encode what they exchange as ``"bfloat16"``, ``"float16"``,
+            ``"int8"`` or ``"int8:feedback"``.
+        mixedPrecision: Whether workers compute in 16 bits where the model's layers leave that open.
+        syncBatchNorm: Has batch normalization use the mean and variance of all workers' rows in a
+            step, and not of each worker's own. It costs two exchanges per layer and step.
+        allowBatchCoupledLoss: Lets a loss couple the rows of a batch (pairs of rows, a mean over a mask of its own),
+            which is refused otherwise: each worker computes it on its own rows.
+        shardOptimizer: Whether each worker keeps the optimizer's state of a part of the weights alone (ZeRO, stage 1).
+            It updates that part, and gets the others from the other workers: half as many bytes more in each step,
+            and the same results. See ``docs/parallelism.md``.
         distribution: On JAX, `keras.distribution.ModelParallel`, or a `LayoutMap`, by which Keras divides the layers
             among the workers' devices: the mesh has one device for each, of which only the number counts here. None
             gives each worker the whole model. See ``docs/parallelism.md``.
@@ -178,8 +171,17 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
             batchSize rows for each copy of the model. None gives each worker the whole model. See
             ``docs/parallelism.md``.
         microBatches: Parts of a batch that follow one another through the stages.
-        mixedPrecision: Whether workers compute in 16 bits where the model's layers leave that open.
-        checkpointPath: A folder for checkpoints of the fit, on any file system that Spark or fsspec reaches.
+
+    Other Parameters: progress
+        verbose: 0 silent, 1 or ``"auto"`` plan, a live line of progress and a table of epochs, 2 without the live
+            line, which files do not get in any case.
+        driverCallbacks: More callbacks, or a single one, which run on the driver whatever they look at; and
+            instances of `elephant.FitListener`.
+        eventsPath: A folder, on any file system that Spark or fsspec reaches, where each fit leaves a file of what
+            happened in it, as lines of JSON; with the Spark setting ``spark.elephant.trace`` also a trace of its ranks
+            and their steps, to be opened in Perfetto (ui.perfetto.dev). None writes none. See ``docs/progress.md``.
+
+    Other Parameters: failures
         checkpointEpochs: Epochs between two checkpoints.
         checkpointSeconds: Seconds between two checkpoints, wherever in an epoch they fall; None makes them at ends of
             epochs alone.
@@ -188,12 +190,31 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         maxRestarts: How often a fit goes on after it has lost a worker, from its last state. With a pair of
             numWorkers, 0 means: as long as it comes further between two losses.
         timeouts: How long waits may last: `elephant.config.Timeouts`, or seconds by its names.
+
+    Other Parameters: security
         encryption: Whether all connections of the fit are encrypted, by TLS 1.3 with a key pair of its own. None
             encrypts them where Spark is told to encrypt; False does not, whatever Spark is told.
         ports: The first and the last port that the driver and workers may listen on, such as ``(40000, 40100)``, for
             firewalls. None takes those of the Spark setting ``spark.elephant.ports``, or any.
-        verbose: 0 silent, 1 or ``"auto"`` plan, a live line of progress and a table of epochs, 2 without the live
-            line, which files do not get in any case.
+
+    Other Parameters: GPUs
+        useGpu: True demands a GPU for every worker, False hides them, ``"auto"`` takes those that Spark assigns or
+            the hosts have. See ``docs/gpus.md``.
+        gpusPerWorker: GPUs of each worker. Each is one rank; the worker's rows and batches are divided over them.
+        gpuTransport: How GPUs reduce gradients: ``"host"`` through their hosts, or, on PyTorch and JAX, ``"nccl"``
+            among themselves; ``"auto"`` takes NCCL on PyTorch where all workers share one host. See ``docs/gpus.md``.
+
+    Other Parameters: predictions
+        predictionCol: The column that the fitted model adds.
+        probabilityCol: The column of probabilities that a fitted classifier adds.
+        rawPredictionCol: The column of scores that a fitted classifier adds, one for each class: logits where the
+            loss takes logits, and else probabilities. An empty name leaves a column out, as in all of Spark ML.
+        inferenceBatchSize: Rows that ``transform`` and ``evaluate`` of the fitted model put through it at a time.
+            None takes 1024; up to 8192 where rows are small, and fewer where a layer gives 256 MB for 1024.
+        inferenceUseGpu: Whether the tasks of ``transform``, ``evaluate`` and ``predict`` of the fitted model ask Spark
+            for a GPU each by themselves. Otherwise they use one where the application's tasks have it.
+
+    Other Parameters: parameter servers
         algorithm: In asynchronous modes, what workers push and how it is applied: ``"downpour"``,
             ``"adag"``, ``"dynsgd"``, ``"aeasgd"``, ``"eamsgd"`` or ``"sum"``. ``"aeasgd:0.3"`` also says how far, of
             the way between them, a worker's weights and the server's move towards each other; without a number that is
@@ -234,48 +255,41 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         self,
         model: keras.Model | Callable[[], keras.Model] | str | os.PathLike[str] | KerasModel,
         *,
-        customObjects: Mapping[str, Any] | None = None,
         featuresCol: str | Sequence[str | Sequence[str]] | Mapping[str, str | Sequence[str]] = "features",
         labelCol: str | Sequence[str | Sequence[str]] | Mapping[str, str | Sequence[str]] | None = "label",
-        predictionCol: str = "prediction",
-        probabilityCol: str = "probability",
-        rawPredictionCol: str = "rawPrediction",
-        weightCol: str | Mapping[str, str] | None = None,
-        validationIndicatorCol: str | None = None,
-        validationFraction: float = 0.0,
-        mode: str = "synchronous",
-        aggregation: str = "allreduce",
         numWorkers: int | tuple[int, int] = 1,
         epochs: int = 1,
         batchSize: int = 32,
-        shuffle: bool = True,
-        seed: int = 0,
-        learningRate: float | None = None,
-        scaleLearningRate: bool = False,
-        frequency: str | int = "batch",
-        compression: str | None = None,
-        syncBatchNorm: bool = False,
-        shardOptimizer: bool = False,
-        allowBatchCoupledLoss: bool = False,
+        validationFraction: float = 0.0,
+        mode: Literal["synchronous", "sync", "asynchronous", "async", "hogwild", "gossip"] = "synchronous",
         callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.Callback = (),
-        driverCallbacks: Sequence[keras.callbacks.Callback | FitListener] | keras.callbacks.Callback | FitListener = (),
-        eventsPath: str | os.PathLike[str] | None = None,
-        classWeight: Mapping[int, float] | str | None = None,
+        checkpointPath: str | os.PathLike[str] | None = None,
+        customObjects: Mapping[str, Any] | None = None,
+        weightCol: str | Mapping[str, str] | None = None,
+        classWeight: Mapping[int, float] | Literal["balanced"] | None = None,
+        validationIndicatorCol: str | None = None,
         preprocessing: Callable[..., Any] | None = None,
         augmentation: Callable[..., Any] | None = None,
-        cache: str = "disk",
+        shuffle: bool = True,
+        seed: int = 0,
+        cache: Literal["disk", "memory"] = "disk",
         stepsPerEpoch: int | None = None,
         bucketByLength: bool = False,
-        inferenceBatchSize: int | None = None,
-        inferenceUseGpu: bool = False,
-        useGpu: bool | str = "auto",
-        gpusPerWorker: int = 1,
-        gpuTransport: str = "auto",
+        learningRate: float | None = None,
+        scaleLearningRate: bool = False,
+        frequency: Literal["batch", "epoch"] | int = "batch",
+        aggregation: Literal["allreduce", "server"] = "allreduce",
+        compression: Literal["bfloat16", "float16", "int8", "topk", "powersgd"] | str | None = None,
+        mixedPrecision: bool = False,
+        syncBatchNorm: bool = False,
+        allowBatchCoupledLoss: bool = False,
+        shardOptimizer: bool = False,
         distribution: keras.distribution.ModelParallel | keras.distribution.LayoutMap | None = None,
         pipelineStages: int | Sequence[str] | None = None,
         microBatches: int = 8,
-        mixedPrecision: bool = False,
-        checkpointPath: str | os.PathLike[str] | None = None,
+        verbose: int | Literal["auto"] = 1,
+        driverCallbacks: Sequence[keras.callbacks.Callback | FitListener] | keras.callbacks.Callback | FitListener = (),
+        eventsPath: str | os.PathLike[str] | None = None,
         checkpointEpochs: int = 1,
         checkpointSeconds: float | None = None,
         keepBest: str | None = None,
@@ -283,16 +297,23 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         maxRestarts: int = 0,
         timeouts: Timeouts | Mapping[str, float] | None = None,
         encryption: bool | None = None,
-        ports: tuple | str | None = None,
-        verbose: int | str = 1,
-        algorithm: str = "downpour",
+        ports: tuple[int, int] | str | None = None,
+        useGpu: bool | Literal["auto"] = "auto",
+        gpusPerWorker: int = 1,
+        gpuTransport: Literal["auto", "host", "nccl"] = "auto",
+        predictionCol: str = "prediction",
+        probabilityCol: str = "probability",
+        rawPredictionCol: str = "rawPrediction",
+        inferenceBatchSize: int | None = None,
+        inferenceUseGpu: bool = False,
+        algorithm: Literal["downpour", "adag", "dynsgd", "aeasgd", "eamsgd", "sum", "adpsgd", "sgp"] | str = "downpour",
         maxStaleness: int | None = None,
         backgroundExchange: bool = False,
         parameterServers: int = 1,
-        serverPlacement: str = "driver",
+        serverPlacement: Literal["driver", "executors"] = "driver",
         port: int = 0,
         snapshotSeconds: float = 30.0,
-        **unknown: Any,
+        **unknown: NoReturn,
     ) -> None:
         given: dict[str, Any] = vars(self).pop("_input_kwargs")
         refuse_unknown("KerasEstimator", unknown, _KNOWN, noun="param")
@@ -301,7 +322,7 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         self.setParams(**{**given, "model": model})
 
     @brief_errors
-    def setParams(self, **params: Any) -> KerasEstimator:
+    def setParams(self, **params: Unpack[Arguments]) -> KerasEstimator:
         """Sets several params by name, and returns the estimator; those that are not named stay as they are.
 
         Args:
@@ -315,16 +336,17 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         Examples:
             >>> estimator.setParams(epochs=3, batchSize=64)  # doctest: +SKIP
         """
-        refuse_unknown("setParams", params, _KNOWN, noun="param")
-        custom_objects = params.pop("customObjects", None)
-        if "model" in params:
-            self.setModel(params.pop("model"), custom_objects)
+        given = dict[str, Any](params)
+        refuse_unknown("setParams", given, _KNOWN, noun="param")
+        custom_objects = given.pop("customObjects", None)
+        if "model" in given:
+            self.setModel(given.pop("model"), custom_objects)
         elif custom_objects is not None:
             raise ConfigurationError(
                 "customObjects: expected beside a model, which is given by a path. Received: customObjects alone. Pass "
                 "both: setParams(model=path, customObjects=...)."
             )
-        set_given(self, params)
+        set_given(self, given)
         fit_config(self)
         return self
 
@@ -338,14 +360,14 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         return self._set(model=model_to_train(value, customObjects))
 
     @overload
-    def fit(self, dataset: Dataset, params: ParamMap | None = None, **options: Any) -> KerasModel: ...
+    def fit(self, dataset: Dataset, params: ParamMap | None = None, **options: Unpack[Options]) -> KerasModel: ...
 
     @overload
-    def fit(self, dataset: Dataset, params: Sequence[ParamMap], **options: Any) -> list[KerasModel]: ...
+    def fit(self, dataset: Dataset, params: Sequence[ParamMap], **options: Unpack[Options]) -> list[KerasModel]: ...
 
     @brief_errors
     def fit(
-        self, dataset: Dataset, params: ParamMap | Sequence[ParamMap] | None = None, **options: Any
+        self, dataset: Dataset, params: ParamMap | Sequence[ParamMap] | None = None, **options: Unpack[Options]
     ) -> KerasModel | list[KerasModel]:
         """Trains the model on all rows, and returns it fitted; the estimator stays as it is.
 
@@ -386,6 +408,32 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
             Progress(num_workers=config.num_ranks, epochs=config.epochs, verbose=config.verbose).note(text)
         with described(session, text):
             return fit(rows, params)
+
+    @brief_errors
+    def submit(self, dataset: Dataset, **options: Unpack[Options]) -> FitHandle[KerasModel]:
+        """Begins a fit in the background, and returns at once: a notebook stays free, a program does other things.
+
+        It prints nothing, unless ``verbose`` is among the options. What is wrong with these is raised here; all else,
+        as `fit` raises it, by `FitHandle.result`.
+
+        Args:
+            dataset: What `fit` takes.
+            options: Params that hold for this fit, by name.
+
+        Returns:
+            The handle: ``history``, ``progress``, ``cancel()`` and ``result()``.
+
+        Examples:
+            >>> handle = estimator.submit(train_df, epochs=20)  # doctest: +SKIP
+            >>> handle.progress  # doctest: +SKIP
+            >>> fitted = handle.result()  # doctest: +SKIP
+        """
+        refuse_unknown("submit", options, sorted(_PARAMS), noun="param")
+        silent = set_given(self.copy(), {"verbose": 0})
+        fit_config(set_given(silent.copy(), options))
+        rows = cast(Any, dataset_of(dataset))
+        session = rows.sparkSession if is_frame(rows) else active_session()
+        return FitHandle(lambda: silent.fit(rows, **options), session, inheritable_thread_target(session))
 
     def fitMultiple(self, dataset: Dataset, paramMaps: Sequence[ParamMap]) -> Iterator[tuple[int, KerasModel]]:
         """Trains once with each of several param maps, on rows that are read once; as `pyspark.ml.Estimator` has it.
@@ -612,4 +660,4 @@ def _listeners(estimator: KerasEstimator, session: SparkSession, info: Mapping[s
         for suffix, kind in kinds.items():
             path = f"{folder.rstrip('/')}/{name}.{suffix}"
             listeners.append(kind(functools.partial(write_file, session, path, overwrite=True), info))
-    return [*listeners, *mlflow_listeners()]
+    return [*listeners, *mlflow_listeners(), *followers()]

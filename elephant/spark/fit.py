@@ -14,7 +14,7 @@ from elephant.checkpoint.memory import StatesInMemory
 from elephant.checkpoint.state import joined, place_in_words, require_same_fit
 from elephant.checkpoint.table_states import TableFiles, remove_files, tables_of
 from elephant.cluster.addresses import driver_addresses
-from elephant.cluster.checks.preflight import Requirements, preflight_checked
+from elephant.cluster.checks.preflight import LOOKS, Requirements, preflight_checked
 from elephant.cluster.checks.session_checks import encrypts
 from elephant.cluster.executors import allocates_dynamically, is_decommissioned
 from elephant.cluster.gpu_plan import ResourcePlan
@@ -257,6 +257,7 @@ def train_synchronously(
             f"the model is in {config.num_stages} stages, with {counted(config.num_replicas, 'rank')} each; {last} the "
             "last one, where rows are counted"
         )
+    progress.awaits(LOOKS)
     with preflight_checked(rows.session, requirements, progress.note) as plan, contextlib.closing(epochs):
         spec = _task_spec("fit", rows, job, pickled_job, plan, progress)
         begins_again = config.forms_generations
@@ -317,6 +318,7 @@ def train_asynchronously(
     if on_executors:
         # Its workers meet at the one that hosts, and so run at the same time.
         requirements = replace(requirements, synchronous=True, servers=0)
+    progress.awaits(LOOKS)
     with preflight_checked(rows.session, requirements, progress.note) as plan:
         spec = _row_spec(rows, job.schema) if job.preprocessing.target_schema is None else _row_spec_of_model(rows, job)
         model = ServerModel(job, spec)

@@ -32,6 +32,7 @@ from elephant.cluster.session import is_remote, jvm_context
 from elephant.cluster.spark_job import SparkWords
 from elephant.cluster.spark_private import active_context, java_context, jvm_of
 from elephant.errors import ConfigurationError
+from elephant.monitor.handle import session_of_fit
 from elephant.storage.filesystem import is_mounted, mounted_here, spark_form
 from elephant.storage.folder import File, Folder, LocalFolder, file_at, folder_at, local_copy
 
@@ -197,7 +198,7 @@ def running_session() -> SparkSession | None:
     """Returns the session of this process, where Spark runs in it."""
     from pyspark.sql import SparkSession
 
-    active = SparkSession.getActiveSession()
+    active = session_of_fit() or SparkSession.getActiveSession()
     if active is not None:
         return active
     try:

@@ -178,15 +178,25 @@ def _plain_distribution(given: Any) -> Any:
     return {**DISTRIBUTION.value_of(layout_map_of(given)), "batch_dim_name": given.batch_dim_name}
 
 
-# Spark's own code finds params by these classes. Those of elephant keep their names, and take more values than Spark's.
+if TYPE_CHECKING:
+    # All params with their getters and setters, which are made when the classes are.
+    from elephant.spark.param_types import ModelParamTypes, TrainingParamTypes
+else:
+    # Spark's own code finds params by these classes. Those of elephant keep their names, and take more values.
+    class ModelParamTypes(
+        HasFeaturesCol, HasLabelCol, HasPredictionCol, HasProbabilityCol, HasRawPredictionCol, HasWeightCol
+    ):
+        """Spark's classes of the params of estimator and model."""
+
+    class TrainingParamTypes(HasValidationIndicatorCol, HasSeed, HasBatchSize, HasLearningRate):
+        """Those of the estimator alone."""
+
+
 @with_params(INPUT, LABEL)
-class ModelParams(HasFeaturesCol, HasLabelCol, HasPredictionCol, HasProbabilityCol, HasRawPredictionCol, HasWeightCol):
+class ModelParams(ModelParamTypes):
     """Params that both the estimator and its model have: columns, and what is done with rows before the model."""
 
-    if TYPE_CHECKING:
-        # Params, getters and setters, which are made when the class is.
-        def __getattr__(self, name: str) -> Any: ...
-    else:
+    if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
             # Of a param that there is no more, or of its getter or setter.
@@ -201,7 +211,7 @@ class ModelParams(HasFeaturesCol, HasLabelCol, HasPredictionCol, HasProbabilityC
 
 
 @with_params(ROWS, FIT, SERVERS)
-class TrainingParams(ModelParams, HasValidationIndicatorCol, HasSeed, HasBatchSize, HasLearningRate):
+class TrainingParams(ModelParams, TrainingParamTypes):
     """Params of the estimator."""
 
 

@@ -40,6 +40,7 @@ from elephant.spark.columns.column_types import (
 )
 from elephant.spark.columns.spark_types import spark_type, with_nulls
 from elephant.spark.file_formats import Files, open_files
+from elephant.spark.hadoop_files import running_session
 from elephant.spark.training_data import active_session
 from elephant.task.model_batches import PackedFunction, pickled
 from elephant.task.model_cache import PackedModel
@@ -74,9 +75,14 @@ def packed(servable: Servable, *, model_id: str) -> PackedModel:
         ConfigurationError: Its code cannot be pickled.
     """
     content = pickled(servable, "The model's code")
-    session = SparkSession.getActiveSession()
+    return packed_content(model_id, servable.settings.backend, content)
+
+
+def packed_content(model_id: str, backend: str, content: bytes) -> PackedModel:
+    """Returns the content that makes a model in the tasks, with the settings of the session."""
+    session = running_session()
     named = None if session is None else setting(session, RESOURCE_SETTING)
-    return PackedModel(model_id, servable.settings.backend, content, warm_workers(session), named or "gpu")
+    return PackedModel(model_id, backend, content, warm_workers(session), named or "gpu")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import keras
 
@@ -59,7 +59,7 @@ def trial_fit(
     clock, stop = _Clock(), _StopAfter(training_s)
     estimator = KerasEstimator(
         model=_model(),
-        mode=mode,
+        mode=cast(Any, mode),
         numWorkers=num_workers,
         batchSize=_BATCH_SIZE,
         epochs=_EPOCHS,

@@ -19,13 +19,11 @@ import numpy as np
 import pyarrow as pa
 from pyspark import cloudpickle
 from pyspark.ml.linalg import VectorUDT
-from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that every user of Spark knows)
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import DataType, StructField, StructType
 
 from elephant.cluster.spark_private import parsed_type
-from elephant.cluster.warm_workers import warm_workers
 from elephant.data.casting import lists_of, prepared_column
 from elephant.data.ragged import Values
 from elephant.data.schema import FEATURES, DataSchema, role_of
@@ -42,7 +40,14 @@ from elephant.spark.hadoop_files import read_model_bytes
 from elephant.spark.model import KerasModel, preload_keras
 from elephant.spark.params import input_selection, optional
 from elephant.spark.saving.trust import is_trusted, require_trust
-from elephant.spark.transform import as_arrow_udf, checked_batch_size, packed, require_predicting, struct_of
+from elephant.spark.transform import (
+    as_arrow_udf,
+    checked_batch_size,
+    packed,
+    packed_content,
+    require_predicting,
+    struct_of,
+)
 from elephant.task.model_batches import ROWS_OF_FUNCTION, PackedFunction, pickled
 from elephant.task.model_cache import PackedModel
 from elephant.task.predict_task import (
@@ -177,8 +182,7 @@ class _Loader:
 def _packed_loader(make: Callable[[], Any]) -> PackedModel:
     advice = "Have it load the model, and do not keep a model, a SparkSession, a lock or a file in it."
     content = pickled(_Loader(make), "model: the function", advice)
-    warm = warm_workers(SparkSession.getActiveSession())
-    return PackedModel(uuid.uuid4().hex, keras.config.backend(), content, warm)
+    return packed_content(uuid.uuid4().hex, keras.config.backend(), content)
 
 
 def _opened(path: str) -> keras.Model:

@@ -477,6 +477,7 @@ def owner_of(executor: int, start: int) -> str:
 
 def import_all(modules: Sequence[str]) -> str:
     """Imports modules, Keras and its backend with them; returns why a process must not be forked then, or nothing."""
+    before = {path: _state_of(path) for path in sys.path}
     try:
         with quick_imports():
             for module in modules:
@@ -484,7 +485,8 @@ def import_all(modules: Sequence[str]) -> str:
     except BaseException as error:
         # A process of the rank's own will meet it again, and tell it.
         return f"{type(error).__name__}: {error}"
-    _ARCHIVES.update({path: _state_of(one.archive) for path, one in _archives().items()})
+    states = {path: (before.get(one.archive), _state_of(one.archive)) for path, one in _archives().items()}
+    _ARCHIVES.update({path: now for path, (then, now) in states.items() if now == then})
     held = [os.path.basename(path) for path in _open_files() if path.startswith(_DEVICES)]
     return f"the import has opened {', '.join(held)}" if held else ""
 
@@ -560,7 +562,7 @@ def _archives() -> dict[str, zipimport.zipimporter]:
 
 
 def _state_of(archive: str) -> tuple[int, ...] | None:
-    """Returns what tells whether a file is another one; None where there is none."""
+    """Returns time, size and number of a file, by which it is the same one; None where there is none."""
     try:
         state = os.stat(archive)
     except OSError:

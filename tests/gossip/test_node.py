@@ -208,8 +208,8 @@ def test_node_when_what_a_peer_offers_is_not_finite_then_takes_none_of_it(value,
     deadline = Deadline(20, "the test")
     with node, connect(node.address, TOKEN, f"gossip/{RUN_ID}", deadline) as peer:
         peer.send(offer, deadline)
-        peer.send(Message(kind="Confirm"), deadline)
         with pytest.raises(NetworkError):
+            peer.send(Message(kind="Confirm"), deadline)
             peer.receive(deadline)
     assert np.isfinite(weights.held().values).all() and weights.held().share == 1.0
 

@@ -302,3 +302,24 @@ def test_progress_when_there_is_nothing_to_show_it_on_then_the_fit_goes_on(monke
     progress = Progress(num_workers=2, epochs=3, verbose=1)
     for event in (*events(), printed("one")):
         progress.show(event)
+
+
+def test_progress_when_a_fit_has_not_begun_then_says_what_it_waits_for(monkeypatch):
+    terminal, file = Terminal(), io.StringIO()
+    shown = [Progress(num_workers=2, epochs=2, verbose=1, stream=stream) for stream in (terminal, file)]
+    silent = Progress(num_workers=2, epochs=2, verbose=0, stream=(nothing := io.StringIO()))
+    now = time.monotonic()
+    for seconds, text in ((0, "tasks"), (1, "tasks"), (11, "1 tasks"), (12, "2 tasks"), (13, "imports")):
+        monkeypatch.setattr(time, "monotonic", lambda seconds=seconds: now + seconds)
+        for progress in (*shown, silent):
+            progress.awaits(text)
+    for progress in shown:
+        progress.note("begins")
+    # One line that is written over, and in a file one for each thing that takes long.
+    lines = [line.rstrip() for line in terminal.getvalue().split("\r") if line.strip()]
+    assert lines == [
+        "starting, 0 s: tasks", "starting, 1 s: tasks", "starting, 11 s: 1 tasks", "starting, 12 s: 2 tasks",
+        "starting, 13 s: imports", "begins",
+    ]  # fmt: skip
+    assert file.getvalue() == "starting, 11 s: 1 tasks\nstarting, 13 s: imports\nbegins\n"
+    assert nothing.getvalue() == ""

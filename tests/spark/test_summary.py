@@ -28,7 +28,7 @@ def test_estimator_when_shown_then_tells_what_was_set_and_no_defaults():
         model=regression_model("sgd"), numWorkers=3, epochs=1, verbose=0, callbacks=[stop], checkpointPath="/<a>&b"
     )
     shown = repr(estimator)
-    assert shown.startswith("KerasEstimator(model=<Keras model, ")
+    assert shown.startswith("KerasEstimator(model=<Sequential '")
     assert shown.endswith(">, callbacks=[EarlyStopping], numWorkers=3, checkpointPath='/<a>&b', verbose=0)")
     page = estimator._repr_html_()
     assert "<tr><td>numWorkers</td><td>3</td></tr>" in page and "epochs" not in page

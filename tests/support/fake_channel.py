@@ -9,6 +9,7 @@ class Told:
     def __init__(self, *events, turned_away=()):
         self.events = list(events)
         self.turned_away = dict(turned_away)
+        self.awaited = "nothing"
 
     def next_event(self, timeout_s):
         return self.events.pop(0) if self.events else None

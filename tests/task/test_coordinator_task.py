@@ -124,6 +124,9 @@ class FakeProgress:
     def note(self, text):
         pass
 
+    def awaits(self, text):
+        pass
+
 
 class EndedJob:
     """Stands for a job that has ended well, and has left these rows."""

@@ -48,6 +48,8 @@ _NAMED = 3
 # The first job of an application starts Python on every executor, which takes a busy machine long.
 ANSWER_S = 60.0
 _PROFILE_PATIENCE_S = 5.0
+# What a fit waits for meanwhile, in a few words.
+LOOKS = "the look at the cluster, which starts Python on the executors"
 
 
 @dataclass(frozen=True, kw_only=True)
