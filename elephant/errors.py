@@ -41,7 +41,7 @@ import sysconfig
 import warnings
 from collections.abc import Callable, Iterable
 from types import FrameType, TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
 # Before there is no descriptor left to import it with; Windows has none.
 with contextlib.suppress(ImportError):
@@ -53,8 +53,7 @@ _INSTALLED = ("<frozen", *{sysconfig.get_path(name) for name in ("stdlib", "pure
 # Packages whose frames say nothing to users where elephant raises on purpose; Keras' backends are added.
 _machinery = {"elephant", "pyspark", "py4j", "keras", "concurrent", "contextlib", "threading"}
 
-Parameters = ParamSpec("Parameters")
-Result = TypeVar("Result")
+Function = TypeVar("Function", bound="Callable[..., Any]")
 
 
 class ElephantError(Exception):
@@ -308,7 +307,7 @@ def first_line(error: BaseException | str) -> str:
     return lines[0] if lines else type(error).__name__ if isinstance(error, BaseException) else ""
 
 
-def brief_errors(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+def brief_errors(function: Function) -> Function:
     """Decorates what users call: errors that elephant raises in it show the users' frames, and none of elephant's.
 
     Of the errors behind such a one, those without a frame of the user's code are not shown, Spark's with its Java stack
@@ -316,7 +315,7 @@ def brief_errors(function: Callable[Parameters, Result]) -> Callable[Parameters,
     """
 
     @functools.wraps(function)
-    def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+    def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
         except ElephantError as error:
@@ -329,7 +328,8 @@ def brief_errors(function: Callable[Parameters, Result]) -> Callable[Parameters,
                 error.__traceback__ = _from_user_frame(error.__traceback__)
             raise
 
-    return call
+    # Editors that follow the types see the function's own, with its overloads.
+    return cast("Function", call)
 
 
 def pass_over(packages: Iterable[str]) -> None:

@@ -63,6 +63,28 @@ def test_params_when_typed_then_in_the_file_that_the_signature_makes():
     assert FILE.read_text() == text(), "Run python tests/support/param_types.py."
 
 
+@pytest.mark.slow("Jedi reads the package and PySpark")
+def test_completion_of_a_fitted_model_when_the_editor_asks_jedi_then_is_of_a_model_and_not_of_a_list():
+    import jedi
+
+    project = jedi.Project(ROOT)
+
+    def completed(words):
+        lines = [
+            "import elephant, keras",
+            "from pyspark.sql import SparkSession",
+            "df = SparkSession.builder.getOrCreate().read.parquet('rows')",
+            "estimator = elephant.KerasEstimator(keras.Sequential())",
+            "fitted = estimator.fit(df)",
+        ]
+        code = "\n".join([*lines, words])
+        return {name.name for name in jedi.Script(code, project=project).complete()}
+
+    names = completed("fitted.")
+    assert {"transform", "evaluate", "history", "setFeaturesCol"} <= names and not {"append", "pop"} & names
+    assert {"setEpochs", "setMode"} <= completed("estimator.set")
+
+
 @pytest.mark.slow("a type checker reads the package and PySpark")
 @pytest.mark.timeout(2 * DEADLINE_S)
 @pytest.mark.parametrize("checker", CHECKERS)
