@@ -1,7 +1,7 @@
 """Elephant trains one Keras 3 model across Apache Spark executors, from a DataFrame or an RDD.
 
 Importing it is light: Spark and Keras are imported when a name that needs them is first used. TensorFlow's start-up
-lines are left out then, unless ``TF_CPP_MIN_LOG_LEVEL`` is set.
+lines are left out then, unless ``TF_CPP_MIN_LOG_LEVEL=0`` asks for all.
 """
 
 from __future__ import annotations

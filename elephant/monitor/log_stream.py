@@ -138,14 +138,17 @@ def is_noise(line: str) -> bool:
 
 @contextlib.contextmanager
 def quiet_imports() -> Iterator[None]:
-    """Leaves out what a framework prints when the block imports it, unless the user has set its level of logs.
+    """Leaves out what a framework prints when the block imports it, unless the user wants to see all of its logs.
+
+    A level from 1 on, which TensorFlow does not keep to before it has started, is the user's for what comes later.
 
     Most of TensorFlow's comes before it knows its level, and from C++. So standard error goes through grep meanwhile: a
     process of its own, by which the last words of a crash come out too.
     """
     grep = shutil.which("grep")
-    levels = log_levels(_ERRORS_ALONE)
-    if grep is None or levels.keys() & os.environ or any(backend.name in sys.modules for backend in _NOISY):
+    levels = {name: level for name, level in log_levels(_ERRORS_ALONE).items() if name not in os.environ}
+    wants_all = any(os.environ.get(name) in ("", "0") for name in log_levels(_ERRORS_ALONE))
+    if grep is None or wants_all or any(backend.name in sys.modules for backend in _NOISY):
         yield
         return
     with contextlib.ExitStack() as undoing:

@@ -108,8 +108,8 @@ def test_stream_when_the_driver_is_gone_then_lines_are_lost_and_nothing_else(cha
     nowhere.close()
 
 
-@pytest.mark.parametrize("level", [None, "0"])
-def test_import_when_tensorflow_prints_then_only_what_matters_is_shown_unless_the_user_has_set_its_level(level):
+@pytest.mark.parametrize("level", [None, "0", "2"])
+def test_import_when_tensorflow_prints_then_only_what_matters_is_shown_unless_the_user_wants_all(level):
     code = (
         "import os, subprocess\n"
         "from elephant.monitor.log_stream import quiet_imports\n"
@@ -125,6 +125,8 @@ def test_import_when_tensorflow_prints_then_only_what_matters_is_shown_unless_th
     matters = "W0000 00:00:1.5 1 x.cc:1] no such kernel\n"
     if level is None:
         assert done.stderr == f"{matters}3\nI0000 00:00:1.5 1 later\nnone"
+    elif level == "2":
+        assert done.stderr == f"{matters}2\nI0000 00:00:1.5 1 later\n2"
     else:
         assert done.stderr == f"I0000 00:00:1.5 1 port.cc:153] oneDNN\n{matters}0\nI0000 00:00:1.5 1 later\n0"
 
