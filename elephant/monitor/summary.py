@@ -53,6 +53,8 @@ class FitSummary:
         versions: Of Python, Keras and elephant, by name.
         notes: Lines about the fit as a whole, and warnings of its ranks.
         state: Why this is not a fit that has ended well; empty where it is.
+        start_s: Of the seconds, those until training began: Spark's tasks, rows, imports, the first trace; None where
+            that is not known.
     """
 
     model: str
@@ -65,6 +67,7 @@ class FitSummary:
     versions: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
     state: str = ""
+    start_s: float | None = None
 
     @classmethod
     def of_events(cls, lines: Iterable[str | bytes]) -> FitSummary:
@@ -97,6 +100,7 @@ class FitSummary:
             options=begin.get("options", {}),
             versions=begin.get("versions", {}),
             state=read.state,
+            start_s=read.start_s,
         )
 
     @classmethod
@@ -114,6 +118,23 @@ class FitSummary:
     def by_rank(self) -> list[dict[str, Any]]:
         """The sums of `ranks` over the epochs, one dictionary of each rank."""
         return sums_by_rank(self.ranks)
+
+    @property
+    def parts_s(self) -> dict[str, float]:
+        """Parts of the seconds by name: until training began, in epochs, and all else; nothing where that is not known.
+
+        Examples:
+            >>> fitted.summary.parts_s  # doctest: +SKIP
+            {'until training began': 9.4, 'in epochs': 4.7, 'between and after them': 0.2}
+        """
+        if self.start_s is None:
+            return {}
+        slowest: dict[int, float] = {}
+        for of_rank in self.ranks:
+            slowest[of_rank["epoch"]] = max(slowest.get(of_rank["epoch"], 0.0), of_rank["seconds"])
+        epochs_s = sum(slowest.values())
+        rest_s = max(self.seconds - self.start_s - epochs_s, 0.0)
+        return {"until training began": self.start_s, "in epochs": epochs_s, "between and after them": rest_s}
 
     @property
     def rows_per_s(self) -> float:
@@ -158,6 +179,7 @@ class _Lines:
         self.end: dict[str, Any] = {}
         self.last_time = 0.0
         self.record = FitRecord()
+        self.start_s: float | None = None
 
     def add(self, line: dict[str, Any]) -> None:
         name, self.last_time = line["event"], float(line["time"])
@@ -170,6 +192,8 @@ class _Lines:
             self.end = line
         elif (event := _event_of(name, line)) is not None:
             self.record.add(event)
+            if isinstance(event, EpochEnded) and self.start_s is None:
+                self.start_s = max(self.last_time - (event.seconds or 0.0) - float(self.begin["time"]), 0.0)
 
     @property
     def state(self) -> str:
@@ -227,6 +251,7 @@ def _body(summary: FitSummary) -> str:
     parts = [
         ("Advice", items_html(summary.advice)),
         ("Curves", figures and f'{legend(colors)}<div class="curves">{figures}</div>'),
+        ("Where the time went", pairs_html({name: f"{part:.1f} s" for name, part in summary.parts_s.items()})),
         ("Time line", timeline and f"{legend(dict(PARTS.values()))}{scrolling(timeline, 'line')}"),
         ("Ranks", _ranks_table(summary)),
         ("Epochs", epochs_table(summary.history)),

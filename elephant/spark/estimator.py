@@ -451,7 +451,7 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         return FitsOfGrid(self.copy(), PreparedFrame(cast("DataFrame", rows)), paramMaps)
 
     def _fit(self, dataset: DataFrame | PreparedFrame | Files) -> KerasModel:
-        began = time.monotonic()
+        began, began_at = time.monotonic(), time.time()
         config, given = fit_config(self), self.getOrDefault("callbacks")
         backup = backup_of(given)
         if config.pipeline_stages is not None:
@@ -488,9 +488,11 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
                 result = train(rows.source, job, progress)
             if backup is not None and backup.delete_checkpoint:
                 remove_checkpoints(rows.source.session, config)
+            begun_at = progress.record.begun_at
             summary = FitSummary.of_record(
                 progress.record,
                 seconds=time.monotonic() - began,
+                start_s=None if begun_at is None else max(begun_at - began_at, 0.0),
                 history=result.history,
                 statistics=result.statistics,
                 **about,

@@ -6,6 +6,7 @@ import math
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from types import SimpleNamespace
 from xml.etree import ElementTree
 
@@ -55,6 +56,14 @@ def test_by_rank_when_there_are_epochs_then_adds_them_up():
     assert (first["rank"], first["rows"], first["seconds"], first["bytes_sent"]) == (0, 400, 20.0, 2_000_000)
     assert (first["rows_per_s"], second["rows_per_s"]) == (25.0, 12.5)
     assert repr(summary) == "FitSummary(2 epochs, 30.0 s, 2 ranks, 38 rows/s)"
+
+
+def test_parts_when_it_is_known_when_training_began_then_add_up_to_the_whole_fit_and_are_on_the_page():
+    told = event(0, 0), event(1, 0, seconds=12.0), event(0, 1), event(1, 1)
+    summary = summary_of(*told, start_s=7.0)
+    assert list(summary.parts_s.values()) == [7.0, 22.0, 1.0] and sum(summary.parts_s.values()) == summary.seconds
+    assert "until training began" in page(summary) and "7.0 s" in page(summary)
+    assert summary_of(*told).parts_s == {} and "until training began" not in page(summary_of(*told))
 
 
 @pytest.mark.parametrize(
@@ -161,8 +170,9 @@ def test_events_when_a_fit_has_ended_then_make_the_page_that_its_summary_makes()
         options={"epochs": "2"}, versions={"keras": "3"}, notes=["GPU 3 is not seen", "callbacks run here"],
     )  # fmt: skip
     read = FitSummary.of_events(events_of(*FIT, fitted=SimpleNamespace(summary=summary)))
-    # Of infinity JSON knows nothing.
-    assert page(read) == page(summary).replace("inf]", "nan]")
+    # Of infinity JSON knows nothing. When training began, the times of the lines tell.
+    assert 0 <= read.start_s < 10
+    assert page(read) == page(replace(summary, start_s=read.start_s)).replace("inf]", "nan]")
     assert read.ranks == summary.ranks and read.plan == plan and read.state == ""
 
 
