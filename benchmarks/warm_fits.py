@@ -211,10 +211,10 @@ def small(side: str) -> None:
         # Compiled anew, as by a program that makes its model for each fit.
         for _ in range(2):
             model = digits_model()
-            before, began = time.process_time(), time.monotonic()
+            cpu_before, began = time.process_time(), time.monotonic()
             model.fit(images, labels, epochs=1, batch_size=_WORKERS * _BATCH_SIZE, verbose=0)
-            seconds, cpu = time.monotonic() - began, time.process_time() - before
-        print(json.dumps({"seconds": seconds, "cpu_s": cpu}))
+            seconds, cpu_s = time.monotonic() - began, time.process_time() - cpu_before
+        print(json.dumps({"seconds": seconds, "cpu_s": cpu_s}))
         return
     from elephant import KerasEstimator
     from elephant.cluster.local import local_session
