@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import os
 import statistics
 import tempfile
@@ -44,8 +45,8 @@ _ROWS_OF_GROUP = 10_000
 Contender = Callable[[], int]
 
 
-def write_shard(schema: Any, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Writes one task's rows as a fit does it; the function that ``mapInArrow`` runs."""
+def write_shard(schema: Any, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, bytes]]:
+    """Writes one task's rows as a fit does it; the task yields its place and how many rows these are."""
     from pyspark import TaskContext
 
     from elephant.data.shard import ShardWriter
@@ -56,9 +57,7 @@ def write_shard(schema: Any, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.R
             for batch in batches:
                 writer.write(batch)
             summary = writer.finish()
-        rank = TaskContext.get().partitionId()
-        rows = [pa.array([rank], pa.int32()), pa.array([str(summary.num_rows).encode()], pa.binary())]
-        yield pa.RecordBatch.from_arrays(rows, ["rank", "result"])
+        yield TaskContext.get().partitionId(), str(summary.num_rows).encode()
 
 
 def by_elephant(frame: Any) -> Contender:
@@ -125,10 +124,13 @@ def by_pyarrow(session: Any, frame: Any, folder: Path) -> Contender:
     files = sorted(str(path) for path in folder.glob("*.parquet"))
 
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from elephant.cluster.spark_job import result_row
+
         for batch in batches:
             for place in batch.column(0).to_pylist():
                 table = pq.ParquetFile(files[place])
-                yield from write_shard(schema, table.iter_batches(batch_size=10_000, columns=["features", "label"]))
+                rows = table.iter_batches(batch_size=10_000, columns=["features", "label"])
+                yield from itertools.starmap(result_row, write_shard(schema, rows))
 
     places = session.range(0, len(files), 1, len(files))
     return lambda: sum(
