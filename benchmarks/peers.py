@@ -106,11 +106,11 @@ def files_of(folder: Path) -> tuple[list[Path], list[Path]]:
     return sorted((folder / "train").glob("*.parquet")), sorted((folder / "test").glob("*.parquet"))
 
 
-def plain_session() -> Any:
-    """Returns a session of two executors, as a program without elephant starts it."""
+def plain_session(executors: int = WORKERS) -> Any:
+    """Returns a session of so many executors, as a program without elephant starts it."""
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.master(f"local-cluster[{WORKERS},1,1024]")
+    builder = SparkSession.builder.master(f"local-cluster[{executors},1,1024]")
     for name, value in _SETTINGS.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()

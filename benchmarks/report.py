@@ -25,6 +25,7 @@ class Measurement:
         at_least: Whether the ratio shall not be below the target; else it shall not be above.
         medians: The medians that the ratio was made of, and others of interest, by name with unit.
         repetitions: Of which the medians are.
+        series: Values in a row that a picture shows, by name with unit.
         load_before: Load average of the machine before the script began.
     """
 
@@ -35,6 +36,7 @@ class Measurement:
     at_least: bool
     medians: Mapping[str, float]
     repetitions: int
+    series: Mapping[str, Sequence[float]] = field(default_factory=dict)
     load_before: float = _LOAD_BEFORE
 
     @property
@@ -47,7 +49,9 @@ class Measurement:
     def to_line(self) -> str:
         """Returns one line of JSON."""
         shown = {**asdict(self), "ratio": rounded(self.ratio), "reached": self.reached}
-        return json.dumps({**shown, "medians": {name: rounded(value) for name, value in self.medians.items()}})
+        shown["medians"] = {name: rounded(value) for name, value in self.medians.items()}
+        shown["series"] = {name: [rounded(value) for value in values] for name, values in self.series.items()}
+        return json.dumps({name: value for name, value in shown.items() if name != "series" or value})
 
     @classmethod
     def from_line(cls, line: str) -> Measurement:

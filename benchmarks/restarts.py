@@ -57,7 +57,7 @@ class Killer(threading.Thread):
     def run(self) -> None:
         """Waits, kills, and waits again."""
         while len(self.kills) < self._most and not self._done.wait(self._every_s * self._chosen.uniform(0.7, 1.3)):
-            training = _busiest([one for one in session_processes() if is_of(one, "training")])
+            training = busiest([one for one in session_processes() if is_of(one, "training")], _RANKS)
             if self._kind == "training":
                 found = training
             else:
@@ -75,7 +75,7 @@ class Killer(threading.Thread):
         self.join()
 
 
-def _busiest(processes: list[psutil.Process]) -> list[psutil.Process]:
+def busiest(processes: list[psutil.Process], most: int) -> list[psutil.Process]:
     """Returns those that train: as many wait for a loss, and do nothing."""
 
     def seconds() -> dict[psutil.Process, float]:
@@ -88,7 +88,7 @@ def _busiest(processes: list[psutil.Process]) -> list[psutil.Process]:
     before = seconds()
     time.sleep(_LOOK_S)
     used = {process: after - before[process] for process, after in seconds().items()}
-    return sorted(used, key=lambda process: -used[process])[:_RANKS]
+    return sorted(used, key=lambda process: -used[process])[:most]
 
 
 def fit(frame: Any, epochs: int, verbose: int) -> Any:

@@ -68,6 +68,8 @@ TITLES = {
     "script_cpu_seconds": "the same: processor seconds",
     "program_against_peer": "program with elephant from its start to its end: seconds over those of another way",
     "mode_against_one_process": "a later fit: seconds over those of a tuned model.fit that has imported Keras",
+    "killed_fit": "from the SIGKILL of a training process to the next step of all: seconds",
+    "difference_from_one_process": "largest difference of a weight from one process in float64, over the largest",
     "fit_accuracy_lost": "whole fit: test accuracy below one process'",
     "first_step_begins": "from fit() to the first step, warm Spark: time over that of importing and building alone",
     "first_step_ends": "from fit() to the end of the first step: time over one process'",

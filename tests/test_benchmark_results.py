@@ -22,9 +22,9 @@ def line(measure, ratio, **case):
 def written(folder, theme, lines):
     """Has the script make its files of lines; returns the theme's file and the chart."""
     (folder / "lines.jsonl").write_text("\n".join(["chatter", *lines]))
-    words = ["--only", theme, "--from", folder / "lines.jsonl", "--folder", folder, "--chart", folder / "chart.svg"]
+    words = ["--only", theme, "--from", folder / "lines.jsonl", "--folder", folder, "--pictures", folder]
     done = subprocess.run([sys.executable, SCRIPT, *words], capture_output=True, text=True, timeout=60, check=True)
-    return Path(done.stdout.strip()), (folder / "chart.svg").read_text()
+    return Path(done.stdout.strip()), (folder / "parity.svg").read_text()
 
 
 def test_results_when_made_of_lines_then_have_medians_and_spans_by_case_and_theme(tmp_path):
