@@ -173,6 +173,7 @@ setup(
             "keras-tuner>=1.4",
             # A notebook in a kernel of its own, and what it completes.
             "nbclient>=0.10",
+            "nbconvert>=7.14",
             "ipykernel>=6.29",
             "jedi>=0.19",
             # What editors and type checkers find in a script.

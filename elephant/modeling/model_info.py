@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import numbers
 import re
 from collections.abc import Mapping, Sequence
@@ -283,6 +284,25 @@ class OutputInfo:
 
 
 @dataclass(frozen=True)
+class LayerInfo:
+    """One layer of a model, as people read of it.
+
+    Args:
+        name: Keras' name of it.
+        kind: Its class.
+        shape: Shape of its output, as text; empty where it is unknown.
+        params: Its parameters, those of layers inside of it with them; None before it is built.
+        trained: How many of them training changes.
+    """
+
+    name: str
+    kind: str
+    shape: str
+    params: int | None
+    trained: int | None
+
+
+@dataclass(frozen=True)
 class ModelInfo:
     """Facts about a model for the rest of elephant.
 
@@ -302,6 +322,7 @@ class ModelInfo:
         is_compiled: Whether it has an optimizer and what that minimizes.
         is_stateful: Whether each of its batches goes on where the batch before has ended, as ``LSTM(stateful=True)``.
         title: What it is in words: class, name, layers and parameters.
+        layers: Its layers, those inside of one not apart, in their order.
     """
 
     inputs: tuple[InputInfo, ...]
@@ -318,6 +339,7 @@ class ModelInfo:
     is_compiled: bool = True
     is_stateful: bool = False
     title: str = "Keras model"
+    layers: tuple[LayerInfo, ...] = ()
 
     @classmethod
     def of(cls, model: keras.Model) -> ModelInfo:
@@ -344,6 +366,7 @@ class ModelInfo:
             is_compiled=bool(model.compiled),
             is_stateful=any(getattr(layer, "stateful", False) for layer in flat_layers(model)),
             title=_title_of(model),
+            layers=tuple(map(_layer_facts, _layers_of(model))),
         )
 
     def check_rates(self, config: FitConfig, *, replacing: str, scaling: str) -> None:
@@ -416,9 +439,10 @@ class ModelInfo:
         inputs = (InputInfo(**{name: _tuple(value) for name, value in part.items()}) for part in form["inputs"])
         outputs = (OutputInfo(**{name: _tuple(value) for name, value in part.items()}) for part in form["outputs"])
         nests = {name: from_json(form[name]) for name in ("x", "y")}
-        sharded = tuple(form.get("sharded", ()))
-        read = cls(**{**form, **nests, "inputs": tuple(inputs), "outputs": tuple(outputs), "sharded": sharded})
-        for part in (read, *read.inputs, *read.outputs):
+        sharded, layers = tuple(form.get("sharded", ())), tuple(LayerInfo(**part) for part in form.get("layers", ()))
+        parts = {"inputs": tuple(inputs), "outputs": tuple(outputs), "sharded": sharded, "layers": layers}
+        read = cls(**{**form, **nests, **parts})
+        for part in (read, *read.inputs, *read.outputs, *read.layers):
             require_types(part)
         for dtype in (read.dtype, *(one.dtype for one in read.inputs)):
             keras.backend.standardize_dtype(dtype)
@@ -547,9 +571,29 @@ def _output_kind(name: str, output_shape: tuple[int | None, ...] | None) -> str:
 
 def _title_of(model: keras.Model) -> str:
     """Returns a model in words, such as ``Sequential 'digits', 2 layers, 9,610 parameters``."""
-    layers = [layer for layer in model.layers if not isinstance(layer, keras.layers.InputLayer)]
-    words = [f"{type(model).__name__} {model.name!r}", f"{len(layers):,} layers"]
-    return ", ".join([*words, f"{model.count_params():,} parameters"] if model.built else words)
+    count = len(_layers_of(model))
+    layers = f"{count:,} layer{'' if count == 1 else 's'}"
+    size = f"{model.count_params():,} parameters" if model.built else "not built yet"
+    return f"{type(model).__name__} {model.name!r}, {layers}, {size}"
+
+
+def _layers_of(model: keras.Model) -> list[keras.layers.Layer]:
+    return [layer for layer in model.layers if not isinstance(layer, keras.layers.InputLayer)]
+
+
+def _layer_facts(layer: keras.layers.Layer) -> LayerInfo:
+    try:
+        shapes = [str(tuple(tensor.shape)) for tensor in keras.tree.flatten(layer.output)]
+    except (AttributeError, ValueError):
+        # Keras knows outputs of layers that were called with symbols: not those of a subclass.
+        shapes = []
+    return LayerInfo(
+        name=layer.name,
+        kind=type(layer).__name__,
+        shape=", ".join(shapes),
+        params=layer.count_params() if layer.built else None,
+        trained=sum(math.prod(weight.shape) for weight in layer.trainable_weights) if layer.built else None,
+    )
 
 
 def _is_scheduled(optimizer: keras.optimizers.Optimizer | None) -> bool:

@@ -228,11 +228,15 @@ class ModelSpec:
         holds_all = not self.custom_objects and holds_values(archive, variables)
         return kept if holds_all or are_equal(read_variables(kept.build()), variables) else trained
 
+    @property
+    def title(self) -> str:
+        """The model in words, and the function that builds it, where there is one."""
+        if self.archive is not None:
+            return self.info.title
+        return f"{self.info.title}, built by {getattr(self.builder, '__qualname__', self.builder)!s}"
+
     def __repr__(self) -> str:
-        built = (
-            "" if self.archive is not None else f", built by {getattr(self.builder, '__qualname__', self.builder)!s}"
-        )
-        return f"<{self.info.title}{built}>"
+        return f"<{self.title}>"
 
 
 @on_cpu()

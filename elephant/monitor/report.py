@@ -9,58 +9,83 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-# Colors that stand out from white and from each other, by lightness too.
-TRAINING, VALIDATION = "#1d4ed8", "#c2410c"
+# Colors that stand out from light and dark backgrounds alike, and from each other, by lightness too.
+TRAINING, VALIDATION = "#3b82f6", "#c2410c"
 _MARGIN = 4
 # Room for the axes of a curve, to its left and below.
 _AXIS_WIDTH, _AXIS_HEIGHT = 58, 24
-_TEXT, _RULE = "#475569", "#e2e8f0"
+# Text and lines have the color of the text around them: a notebook has a theme of its own.
+_TEXT, _RULE = 'fill="currentColor" fill-opacity="0.75"', 'stroke="currentColor" stroke-opacity="0.25"'
 # Parts of a rank's seconds, each with its name and its color.
 PARTS = {
     "compute_s": ("computing", "#2563eb"),
     "exchange_s": ("exchanging", "#0f766e"),
     "others_s": ("waiting for other ranks", "#d97706"),
-    "input_s": ("waiting for rows", "#be123c"),
+    "input_s": ("waiting for rows", "#e11d48"),
 }
 # Length, color, and what is said of it.
 Bar = tuple[float, str, str]
 _LINE_WIDTH, _LINE_HEIGHT, _LABEL_WIDTH = 860, 22, 70
 # More bars of a time line could not be told apart.
 _MOST_BARS = 2000
-_PAGE_STYLE = "body { margin: 0 auto; max-width: 1240px; padding: 1rem } html { background: #fff; color-scheme: light }"
-# The style is for these parts alone: in a notebook they stand beside others.
+# Nobody reads more lines of a table of layers.
+_MOST_LAYERS = 200
+# A page of its own has the colors of the browser's theme. There alone the background is known, without which what is
+# scrolled below the first line and the first column of a table would shine through.
+_PAGE_STYLE = """
+html { color-scheme: light dark; background: Canvas; color: CanvasText }
+body { margin: 0 auto; max-width: 1240px; padding: 1rem }
+.elephant-fit th, .elephant-fit .numbers td:first-child { position: sticky; background: Canvas }
+.elephant-fit th { top: 0; z-index: 1 } .elephant-fit th:first-child { z-index: 2 }
+.elephant-fit th:first-child, .elephant-fit .numbers td:first-child { left: 0 }
+"""
+# The style is for these parts alone: in a notebook they stand beside others, and inherit the colors of its theme.
 _STYLE = """
-.elephant-fit { font: 15px/1.5 system-ui, sans-serif; color: #1e293b; overflow-wrap: anywhere }
+.elephant-fit { font: 15px/1.5 system-ui, sans-serif; color: inherit; overflow-wrap: anywhere }
 .elephant-fit h1 { font-size: 1.4rem; line-height: 1.25; margin: 0 0 1rem }
-.elephant-fit h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; border-bottom: 1px solid #e2e8f0; padding-bottom: .25rem }
+.elephant-fit h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; padding-bottom: .25rem; border-bottom: 1px solid #8886 }
 .elephant-fit .state { background: #fef3c7; border-left: 4px solid #b45309; padding: .5rem .75rem; color: #451a03 }
 .elephant-fit .tiles { display: flex; flex-wrap: wrap; gap: .5rem; margin: 0 }
-.elephant-fit .tiles div { background: #f1f5f9; border-radius: 6px; padding: .4rem .8rem; flex: 1 0 auto }
-.elephant-fit dt { font-size: .8rem; color: #475569 }
-.elephant-fit dd { margin: 0; font-size: 1.15rem; font-weight: 600 }
+.elephant-fit .tiles div { background: #8882; border-radius: 6px; padding: .4rem .8rem; flex: 1 0 auto }
+.elephant-fit .tiles span, .elephant-fit figure p, .elephant-fit th, .elephant-fit .pairs td:first-child {
+  color: color-mix(in srgb, currentColor 75%, transparent) }
+.elephant-fit .tiles span { display: block; font-size: .8rem }
+.elephant-fit .tiles b { font-size: 1.15rem; font-weight: 600 }
 .elephant-fit .legend { display: flex; flex-wrap: wrap; gap: .25rem 1.25rem; margin: .5rem 0; font-size: .9rem }
 .elephant-fit .legend i { display: inline-block; width: .8em; height: .8em; border-radius: 2px; margin-right: .4em }
+.elephant-fit .share { display: flex; height: 1rem; border-radius: 4px; overflow: hidden }
+.elephant-fit .share i { flex: 0 1 auto }
 .elephant-fit .curves { display: grid; gap: 1rem;
   grid-template-columns: repeat(auto-fill, minmax(min(100%, 340px), 1fr)) }
 .elephant-fit figure { margin: 0 } .elephant-fit figcaption { font-weight: 600 }
-.elephant-fit figure p { margin: 0; font-size: .85rem; color: #475569 }
+.elephant-fit figure p { margin: 0; font-size: .85rem }
 .elephant-fit svg { display: block; max-width: 100%; height: auto }
 .elephant-fit .curves svg, .elephant-fit .line svg { width: 100%; max-width: none }
 .elephant-fit .scroll { overflow: auto; box-sizing: border-box; max-width: 100%; margin: .5rem 0; width: fit-content }
-.elephant-fit .numbers { max-height: 28rem; border: 1px solid #cbd5e1; border-radius: 6px }
+.elephant-fit .numbers { max-height: 28rem; border: 1px solid #8888; border-radius: 6px }
 .elephant-fit .line { width: 100% } .elephant-fit .line svg { min-width: 800px }
-.elephant-fit table { border-collapse: separate; border-spacing: 0; font-variant-numeric: tabular-nums }
-.elephant-fit th, .elephant-fit td { padding: .25rem .75rem; border-bottom: 1px solid #e2e8f0; text-align: right;
-  white-space: nowrap; background: #fff }
+.elephant-fit table { border-collapse: separate; border-spacing: 0; margin: 0; font-size: inherit;
+  font-variant-numeric: tabular-nums }
+.elephant-fit tr, .elephant-fit tbody tr:nth-child(n) { background: none }
+.elephant-fit th, .elephant-fit td { padding: .25rem .75rem; border: 0; border-bottom: 1px solid #8884;
+  text-align: right; white-space: nowrap }
 .elephant-fit tr:last-child td { border-bottom: 0 }
-.elephant-fit th { position: sticky; top: 0; z-index: 1; color: #475569; font-size: .85rem; vertical-align: bottom }
+.elephant-fit th { font-size: .85rem; font-weight: 600; vertical-align: bottom }
 .elephant-fit .ranks th { white-space: normal; overflow-wrap: normal }
+.elephant-fit .ranks th:nth-child(n+4) { min-width: 5.5rem }
 .elephant-fit .ranks th:nth-last-child(-n+2), .elephant-fit .ranks td:nth-last-child(-n+2) { text-align: left }
-.elephant-fit th:first-child, .elephant-fit td:first-child { position: sticky; left: 0; text-align: left }
-.elephant-fit th:first-child { z-index: 2 }
+.elephant-fit .layers th:nth-child(-n+3), .elephant-fit .layers td:nth-child(-n+3) { text-align: left }
+.elephant-fit th:first-child, .elephant-fit td:first-child { text-align: left }
 .elephant-fit .pairs td { white-space: normal; text-align: left; vertical-align: top }
-.elephant-fit .pairs td:first-child { color: #475569; padding-left: 0; white-space: nowrap }
+.elephant-fit .pairs td:first-child { padding-left: 0; white-space: nowrap }
 .elephant-fit ul { padding-left: 1.2rem; margin: .5rem 0 } .elephant-fit li { margin: .3rem 0 }
+.elephant-card { font-size: 14px; max-width: 60rem; box-sizing: border-box; margin: .25rem 0; padding: .75rem 1rem;
+  border: 1px solid #8888; border-radius: 8px }
+.elephant-fit.elephant-card > * { margin: .75rem 0 0 } .elephant-fit.elephant-card > style + * { margin: 0 }
+.elephant-fit.elephant-card .tiles b { font-size: 1rem }
+.elephant-card summary { cursor: pointer; font-weight: 600 }
+.elephant-fit.elephant-card .curves { grid-template-columns: repeat(auto-fill, minmax(min(100%, 260px), 1fr)) }
+.elephant-fit.elephant-card .curves svg { max-width: 320px }
 """
 
 
@@ -107,7 +132,8 @@ def curve_svg(
     for key, line in lines.items():
         color = TRAINING if key == name else VALIDATION
         points = [(epoch, value) for epoch, value in enumerate(line) if is_number(value)]
-        parts.append(chart.line(points, color))
+        # Where both are equal, both can be seen.
+        parts.append(chart.line(points, color, is_dashed=key != name))
         parts += [chart.dot(*point, color) for point in points[-1:]]
     return drawing(width, height, parts)
 
@@ -166,7 +192,7 @@ def _axes(chart: Chart, epochs: int) -> list[str]:
     for part in (0.0, 0.5, 1.0) if chart.high > chart.low else (0.5,):
         y, value = chart.top + chart.down * part, chart.high + (chart.low - chart.high) * part
         right = chart.left + chart.across
-        parts.append(f'<line x1="{chart.left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}" stroke="{_RULE}"/>')
+        parts.append(f'<line x1="{chart.left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}" {_RULE}/>')
         parts.append(label(f"{value:.3g}", chart.left - 6, y + (10 if part == 0 else 4 * (1 - part)), "end"))
     below = chart.top + chart.down + 17
     ends = (("epoch 1", chart.left, "start"), (str(epochs), chart.left + chart.across, "end"))
@@ -175,7 +201,7 @@ def _axes(chart: Chart, epochs: int) -> list[str]:
 
 def label(text: str, x: float, y: float, anchor: str) -> str:
     """Returns text in a drawing, without characters that HTML reserves."""
-    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="12" fill="{_TEXT}" text-anchor="{anchor}">{text}</text>'
+    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="12" {_TEXT} text-anchor="{anchor}">{text}</text>'
 
 
 def is_number(value: object) -> bool:
@@ -193,6 +219,26 @@ def document(title: str, body: str) -> str:
 def styled(title: str, body: str) -> str:
     """Returns parts of HTML below their title, as one element with its style."""
     return f'<div class="elephant-fit"><style>{_STYLE}</style><h1>{html.escape(title)}</h1>{body}</div>'
+
+
+def card_html(kind: str, about: str, *parts: str) -> str:
+    """Returns parts of HTML as one compact element with its style, which is headed by what it is of.
+
+    >>> card_html("KerasModel", "<m>", "<p>1 epoch</p>").rpartition("</style>")[2]
+    '<div><b>KerasModel</b> &lt;m&gt;</div><p>1 epoch</p></div>'
+    """
+    head = f"<div><b>{html.escape(kind)}</b> {html.escape(about)}</div>"
+    return f'<div class="elephant-fit elephant-card"><style>{_STYLE}</style>{head}{"".join(parts)}</div>'
+
+
+def folded(title: str, content: str, *, is_open: bool = False) -> str:
+    """Returns content that a click on its title shows or hides; empty without any.
+
+    >>> folded("Layers", "")
+    ''
+    """
+    state = ' open="open"' if is_open else ""
+    return f"<details{state}><summary>{html.escape(title)}</summary>{content}</details>" if content else ""
 
 
 def timeline_svg(ranks: Sequence[Mapping[str, Any]], *, width: int = _LINE_WIDTH) -> str:
@@ -245,7 +291,7 @@ def bars_svg(lines: Sequence[tuple[str, Sequence[Sequence[Bar]]]], longest: str,
                     f'fill="{color}"><title>{html.escape(about)}</title></rect>'
                 )
                 x += length * scale
-            drawn.append(f'<line x1="{x:.2f}" x2="{x:.2f}" y1="{y}" y2="{y + _LINE_HEIGHT}" stroke="#1e293b"/>')
+            drawn.append(f'<line x1="{x:.2f}" x2="{x:.2f}" y1="{y}" y2="{y + _LINE_HEIGHT}" stroke="currentColor"/>')
     height = (len(lines) + 1) * _LINE_HEIGHT
     drawn.append(label(longest, width, height - 6, "end"))
     return drawing(width, height, drawn)
@@ -264,14 +310,61 @@ def epochs_table(history: Mapping[str, Sequence[Any]]) -> str:
     return scrolling(table_html(("epoch", *history), rows), "numbers") if rows else ""
 
 
-def curve_with_ends(name: str, history: Mapping[str, Sequence[float]]) -> str:
-    """Returns the curve of a metric with its first and its last number below."""
+def curve_with_ends(name: str, history: Mapping[str, Sequence[float]], *, width: int = 400, height: int = 180) -> str:
+    """Returns the curve of a metric with its first and its last number below; empty where there are no numbers.
+
+    Args:
+        name: Of the metric.
+        history: One number per epoch by metric.
+        width: Pixels.
+        height: Pixels.
+    """
+    curve = curve_svg(name, history, width=width, height=height, has_axes=True)
+    if not curve:
+        return ""
     ends = [
         f"{about} {line[0]:.4g} to {line[-1]:.4g}"
         for about, line in (("training", history.get(name)), ("validation", history.get(f"val_{name}")))
         if line and is_number(line[0]) and is_number(line[-1])
     ]
-    return f"{curve_svg(name, history, width=400, height=180, has_axes=True)}<p>{'; '.join(ends)}</p>"
+    return f"<figure><figcaption>{html.escape(name)}</figcaption>{curve}<p>{'; '.join(ends)}</p></figure>"
+
+
+def share_html(parts: Mapping[str, tuple[float, str]]) -> str:
+    """Returns a line divided into seconds, and their names above; empty without any.
+
+    Args:
+        parts: Seconds and color by name.
+    """
+    whole = sum(seconds for seconds, _ in parts.values())
+    if not whole:
+        return ""
+    bars = (
+        f'<i style="width:{100 * seconds / whole:.2f}%;background:{color}"></i>' for seconds, color in parts.values()
+    )
+    names = legend({f"{name} {seconds:.1f} s": color for name, (seconds, color) in parts.items()})
+    return f'{names}<div class="share">{"".join(bars)}</div>'
+
+
+def layers_table(layers: Sequence[Mapping[str, Any]]) -> str:
+    """Returns a table with a line for each layer; empty without any.
+
+    Args:
+        layers: Each with ``name``, ``kind``, ``shape`` of its output, as text, ``params``, and ``trained``, how many of
+            these training changes; the numbers are None before they are known.
+    """
+    shown, rest = layers[:_MOST_LAYERS], len(layers) - _MOST_LAYERS
+    # Most models are trained as a whole.
+    is_partly = any(layer["trained"] != layer["params"] for layer in shown)
+    columns = {"layer": "name", "type": "kind", "output": "shape", "parameters": "params"}
+    columns |= {"trained": "trained"} if is_partly else {}
+    rows = [[_count(layer[column]) for column in columns.values()] for layer in shown]
+    rows += [[f"and {rest:,} more", *[""] * (len(columns) - 1)]] if rest > 0 else []
+    return scrolling(table_html(list(columns), rows), "numbers layers") if rows else ""
+
+
+def _count(value: str | int | None) -> str:
+    return f"{value:,}" if isinstance(value, int) else value or ""
 
 
 def legend(colors: Mapping[str, str]) -> str:

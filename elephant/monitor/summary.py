@@ -6,7 +6,7 @@ import html
 import json
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,18 @@ from elephant.monitor.report import (
     PARTS,
     TRAINING,
     VALIDATION,
+    card_html,
     curve_with_ends,
     document,
     epochs_table,
+    folded,
     is_number,
     items_html,
+    layers_table,
     legend,
     pairs_html,
     scrolling,
+    share_html,
     styled,
     table_html,
     timeline_svg,
@@ -36,6 +40,12 @@ from elephant.monitor.report import (
 
 # An error shows so much of a line that is no event.
 _SHOWN = 60
+# Of the places of a plan, those that a table has.
+_PLACE = ("host", "device")
+# Colors of `FitSummary.parts_s`, in their order.
+_SHARES = ("#8b5cf6", "#2563eb", "#64748b")
+# Parts of a card that have more than so many curves, or lines, are folded at first.
+_OPEN_CURVES, _OPEN_LINES = 3, 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +65,8 @@ class FitSummary:
         state: Why this is not a fit that has ended well; empty where it is.
         start_s: Of the seconds, those until training began: Spark's tasks, rows, imports, the first trace; None where
             that is not known.
+        layers: A dictionary for each layer of the model: ``name``, ``kind``, ``shape`` of its output, as text,
+            ``params``, and ``trained``, how many of these training changes.
     """
 
     model: str
@@ -68,6 +80,7 @@ class FitSummary:
     notes: Sequence[str] = ()
     state: str = ""
     start_s: float | None = None
+    layers: Sequence[Mapping[str, Any]] = ()
 
     @classmethod
     def of_events(cls, lines: Iterable[str | bytes]) -> FitSummary:
@@ -101,6 +114,7 @@ class FitSummary:
             versions=begin.get("versions", {}),
             state=read.state,
             start_s=read.start_s,
+            layers=begin.get("layers", ()),
         )
 
     @classmethod
@@ -238,51 +252,107 @@ def sections(summary: FitSummary) -> str:
     return styled(_title(summary), _body(summary))
 
 
-def _body(summary: FitSummary) -> str:
-    figures = "".join(
-        f"<figure><figcaption>{html.escape(name)}</figcaption>{curve_with_ends(name, summary.history)}</figure>"
-        for name in curve_names(summary.history)
+def card(kind: str, summary: FitSummary) -> str:
+    """Returns a model, its params and its fit as one compact element of an HTML page, with its style.
+
+    What is long is folded. What there is nothing of, as of an estimator, which has not trained, is left out.
+
+    Args:
+        kind: What has the card, such as ``KerasEstimator``.
+        summary: Of the fit; or of nothing but a model and params.
+    """
+    names = sorted(curve_names(summary.history), key=lambda name: name != "loss")
+    curves = [curve_with_ends(name, summary.history, width=280, height=130) for name in names]
+    curves = [curve for curve in curves if curve]
+    ranks, layers, params = len(summary.plan) or len(summary.by_rank), len(summary.layers), len(summary.options)
+    return card_html(
+        kind,
+        summary.model,
+        _state(summary),
+        # Curves have the last numbers of all metrics below them.
+        _tiles(summary, {"loss", "val_loss"}) if summary.history else "",
+        folded(f"Advice ({len(summary.advice)})", items_html(summary.advice), is_open=True),
+        _curves(summary, curves[:_OPEN_CURVES]),
+        folded(f"More curves ({len(curves) - _OPEN_CURVES})", _curves(summary, curves[_OPEN_CURVES:])),
+        folded("Where the time went", _shares(summary), is_open=True),
+        folded(f"Params ({params})", pairs_html(summary.options), is_open=params <= _OPEN_LINES),
+        # A fit shows its curves first.
+        folded(
+            f"Layers ({layers:,})",
+            layers_table(summary.layers),
+            is_open=not summary.history and layers <= _OPEN_LINES,
+        ),
+        folded(f"Ranks ({ranks:,})", _ranks_table(summary)),
+        folded("Time line", _timeline(summary)),
+        folded(f"Notes ({len(summary.notes)})", items_html(summary.notes)),
     )
-    colors = {"training": TRAINING}
-    if any(name.startswith("val_") for name in summary.history):
-        colors["validation"] = VALIDATION
-    timeline = timeline_svg(summary.ranks)
+
+
+def _body(summary: FitSummary) -> str:
     counts = {name: value for name, value in summary.statistics.items() if isinstance(value, int | float)}
+    curves = [curve_with_ends(name, summary.history) for name in curve_names(summary.history)]
     parts = [
         ("Advice", items_html(summary.advice)),
-        ("Curves", figures and f'{legend(colors)}<div class="curves">{figures}</div>'),
-        ("Where the time went", pairs_html({name: f"{part:.1f} s" for name, part in summary.parts_s.items()})),
-        ("Time line", timeline and f"{legend(dict(PARTS.values()))}{scrolling(timeline, 'line')}"),
+        ("Curves", _curves(summary, [curve for curve in curves if curve])),
+        ("Where the time went", _shares(summary)),
+        ("Time line", _timeline(summary)),
         ("Ranks", _ranks_table(summary)),
         ("Epochs", epochs_table(summary.history)),
         ("Staleness", pairs_html(dict(sorted(summary.staleness.items())), "staleness", "updates")),
         ("Counts", pairs_html(counts)),
         ("Notes", items_html(summary.notes)),
         ("Params", pairs_html(summary.options)),
+        ("Layers", layers_table(summary.layers)),
         ("Versions", pairs_html(summary.versions)),
     ]
     shown = "".join(f"<h2>{title}</h2>{part}" for title, part in parts if part)
-    state = f'<p class="state">{html.escape(summary.state)}</p>' if summary.state else ""
-    return f"{state}{_tiles(summary)}{shown}"
+    return f"{_state(summary)}{_tiles(summary)}{shown}"
 
 
-def _tiles(summary: FitSummary) -> str:
-    """Returns the numbers of the whole fit, and the last one of each metric."""
+def _state(summary: FitSummary) -> str:
+    return f'<p class="state">{html.escape(summary.state)}</p>' if summary.state else ""
+
+
+def _curves(summary: FitSummary, curves: Sequence[str]) -> str:
+    colors = {"training": TRAINING}
+    if any(name.startswith("val_") for name in summary.history):
+        colors["validation"] = VALIDATION
+    return f'<div>{legend(colors)}<div class="curves">{"".join(curves)}</div></div>' if curves else ""
+
+
+def _shares(summary: FitSummary) -> str:
+    parts = {name: (part, color) for (name, part), color in zip(summary.parts_s.items(), _SHARES, strict=False)}
+    return share_html(parts)
+
+
+def _timeline(summary: FitSummary) -> str:
+    timeline = timeline_svg(summary.ranks)
+    return timeline and f"{legend(dict(PARTS.values()))}{scrolling(timeline, 'line')}"
+
+
+def _tiles(summary: FitSummary, metrics: Container[str] | None = None) -> str:
+    """Returns the numbers of the whole fit, those that are known, and the last one of each metric, or of some."""
     epochs, minutes = max(map(len, summary.history.values()), default=0), summary.seconds / 60
-    facts = {
-        "epochs": f"{epochs:,}",
-        "time": f"{minutes:.1f} min" if minutes >= 2 else f"{summary.seconds:.1f} s",
-        "ranks": f"{len(summary.plan) or len(summary.by_rank):,}",
-        "training rows/s": f"{summary.rows_per_s:,.0f}",
-    }
+    facts = {"epochs": f"{epochs:,}"}
+    if summary.seconds:
+        facts["time"] = f"{minutes:.1f} min" if minutes >= 2 else f"{summary.seconds:.1f} s"
+    if summary.plan or summary.ranks:
+        facts["ranks"] = f"{len(summary.plan) or len(summary.by_rank):,}"
+    if summary.ranks:
+        facts["training rows/s"] = f"{summary.rows_per_s:,.0f}"
     last = {name: line[-1] for name, line in summary.history.items() if line and is_number(line[-1])}
-    facts |= {name: f"{value:.4g}" for name, value in last.items()}
-    tiles = (f"<div><dt>{html.escape(name)}</dt><dd>{text}</dd></div>" for name, text in facts.items())
-    return f'<dl class="tiles">{"".join(tiles)}</dl>'
+    facts |= {name: f"{value:.4g}" for name, value in last.items() if metrics is None or name in metrics}
+    # No list of descriptions, which some notebooks lay out in a way of their own.
+    tiles = (f"<div><span>{html.escape(name)}</span> <b>{text}</b></div>" for name, text in facts.items())
+    return f'<div class="tiles">{"".join(tiles)}</div>'
 
 
 def _ranks_table(summary: FitSummary) -> str:
-    plan = {place["rank"]: place for place in summary.plan}
+    """Returns a table of ranks and their places; where nothing is known of their epochs, of their places alone."""
+    places = {place.get("rank"): (place.get("host", ""), place.get("device", "")) for place in summary.plan}
+    if not summary.ranks:
+        rows = [(rank, *place) for rank, place in places.items()]
+        return scrolling(table_html(("rank", *_PLACE), rows), "numbers ranks") if rows else ""
     rows = [
         (
             own["rank"],
@@ -290,10 +360,9 @@ def _ranks_table(summary: FitSummary) -> str:
             f"{own['rows_per_s']:,.0f}",
             *(f"{own[name]:.1f} s" for name in PARTS),
             f"{own['bytes_sent'] / 1e6:,.1f} MB",
-            plan.get(own["rank"], {}).get("host", ""),
-            plan.get(own["rank"], {}).get("device", ""),
+            *places.get(own["rank"], ("", "")),
         )
         for own in summary.by_rank
     ]
-    titles = ("rank", "rows", "rows/s", *(title for title, _ in PARTS.values()), "sent", "host", "device")
-    return scrolling(table_html(titles, rows), "numbers ranks") if rows else ""
+    titles = ("rank", "rows", "rows/s", *(title for title, _ in PARTS.values()), "sent", *_PLACE)
+    return scrolling(table_html(titles, rows), "numbers ranks")

@@ -28,8 +28,7 @@ from elephant.modeling.model_spec import built_model
 from elephant.monitor.handle import FitHandle, followers
 from elephant.monitor.listeners import EventFile, FitListener, Listeners, mlflow_listeners
 from elephant.monitor.progress import Progress
-from elephant.monitor.report import table_html
-from elephant.monitor.summary import FitSummary
+from elephant.monitor.summary import FitSummary, card
 from elephant.monitor.trace import TraceFile
 from elephant.options import OPTIONS, refuse_unknown
 from elephant.rank.job import TrainingJob
@@ -37,7 +36,7 @@ from elephant.spark.class_weights import class_weights
 from elephant.spark.file_formats import Files
 from elephant.spark.fit import description_of, remove_checkpoints, train
 from elephant.spark.hadoop_files import write_file
-from elephant.spark.model import KerasModel, model_to_train, preload_keras
+from elephant.spark.model import KerasModel, model_facts, model_to_train, preload_keras
 from elephant.spark.params import (
     TrainingParams,
     backup_of,
@@ -467,7 +466,7 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         )
         spec = job.model
         about: dict[str, Any] = {
-            "model": repr(spec),
+            **model_facts(spec),
             "options": chosen_values(self),
             "versions": installed_versions(),
         }
@@ -613,8 +612,8 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         return f"KerasEstimator(model={self.getModel().source!r}{values})"
 
     def _repr_html_(self) -> str:
-        words = [("model", repr(self.getModel().source)), *chosen_values(self).items()]
-        return "<b>KerasEstimator</b>" + table_html((), words)
+        about = model_facts(self.getModel().source)
+        return card("KerasEstimator", FitSummary(seconds=0.0, history={}, options=chosen_values(self), **about))
 
     def _parts(self) -> SavedParts:
         given = {param.name: value for param, value in self._paramMap.items()}

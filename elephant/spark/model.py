@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import keras
@@ -20,9 +21,8 @@ from elephant.cluster.spark_private import set_params
 from elephant.driver.coordinator import FitResult
 from elephant.errors import ConfigurationError, brief_errors, warn_user
 from elephant.modeling.model_spec import ModelSpec, given_model
-from elephant.monitor.progress import curve_names, plot_curves
-from elephant.monitor.report import curve_svg, table_html
-from elephant.monitor.summary import FitSummary
+from elephant.monitor.progress import plot_curves
+from elephant.monitor.summary import FitSummary, card
 from elephant.spark.columns.column_selection import ColumnSelection
 from elephant.spark.evaluate import Evaluation, evaluate_rows
 from elephant.spark.file_formats import Files
@@ -175,10 +175,16 @@ class KerasModel(Model, ModelParams, SavedStage):
         return f"KerasModel({', '.join([repr(self._spec), *self._words()])})"
 
     def _repr_html_(self) -> str:
-        words = [("model", repr(self._spec)), ("fit", ", ".join(self._words())), *chosen_values(self).items()]
-        names = sorted(curve_names(self._history), key=lambda name: name != "loss")
-        curve = curve_svg(names[0], self._history) if names else ""
-        return f"<b>KerasModel</b>{table_html((), words)}{curve}"
+        known = self._summary
+        if known is None:
+            known = FitSummary(
+                seconds=self._seconds or 0.0,
+                history=self._history,
+                plan=self._plan,
+                statistics=self._training_statistics,
+                **model_facts(self._spec),
+            )
+        return card("KerasModel", replace(known, options={**known.options, **chosen_values(self)}))
 
     def _words(self) -> list[str]:
         """Returns words about the fit: its epochs, and what it has come to."""
@@ -462,6 +468,11 @@ class KerasModel(Model, ModelParams, SavedStage):
         model._seconds = about.get("seconds")
         set_params(model, **{name: parts.code[name] for name in FUNCTIONS if name in parts.code})
         return model
+
+
+def model_facts(spec: ModelSpec) -> dict[str, Any]:
+    """Returns the fields of a summary that are about a model: its words and its layers."""
+    return {"model": spec.title, "layers": [asdict(layer) for layer in spec.info.layers]}
 
 
 def preload_keras(*, ranks_per_task: int = 1) -> None:

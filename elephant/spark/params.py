@@ -236,7 +236,7 @@ def chosen_values(stage: Params) -> dict[str, str]:
 
 
 def _as_text(value: Any) -> str:
-    if isinstance(value, list | tuple) and value and isinstance(value[0], keras.callbacks.Callback):
+    if isinstance(value, list | tuple) and value and isinstance(value[0], keras.callbacks.Callback | FitListener):
         return f"[{', '.join(type(callback).__name__ for callback in value)}]"
     text = str(getattr(value, "__qualname__", None) or repr(value))
     return text if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT - 3]}..."

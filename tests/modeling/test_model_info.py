@@ -100,6 +100,9 @@ def test_facts_when_there_are_several_inputs_and_outputs_then_name_them_all():
         ("kind", CLASSES, True),
     ]
     assert (facts.x, facts.y) == ((0, 1), {"age": 0, "kind": 1})
+    layers = [(layer.kind, layer.shape, layer.params, layer.trained) for layer in facts.layers]
+    assert ("Embedding", "(None, None, 3)", 27, 27) in layers and ("Dense", "(None, 4)", 24, 24) in layers
+    assert facts.title.endswith(f"{len(layers)} layers, {27 + 24 + 6} parameters")
     assert ModelInfo.from_json(json.loads(json.dumps(facts.to_json()))) == facts
 
 

@@ -1,24 +1,22 @@
 """Summary of a fit, from what its ranks have told of their epochs, or its events: sums, advice, page in a browser."""
 
-import html
-import json
 import math
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
+from browser import Frame, look_at, needs_browser
 
 from elephant.errors import ConfigurationError
 from elephant.monitor import report
+from elephant.monitor import summary as summary_module
 from elephant.monitor.events import EpochEnded, RankEpoch, RankFailure, RunNote, Started, from_message, to_message
 from elephant.monitor.listeners import EventFile, Listeners
 from elephant.monitor.rank_times import rank_times
 from elephant.monitor.report import timeline_svg
-from elephant.monitor.summary import FitSummary, page
+from elephant.monitor.summary import FitSummary, card, page
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -223,77 +221,123 @@ def lightness(color):
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-def test_colors_when_on_white_then_have_the_contrast_that_wcag_asks_for():
-    def contrast(color):
-        return 1.05 / (lightness(color) + 0.05)
-
-    texts = {color for color in re.findall(r"color: (#\w{6})", report._STYLE) if color != "#fff"} | {report._TEXT}
-    drawn = {report.TRAINING, report.VALIDATION, *(color for _, color in report.PARTS.values())}
-    assert len(texts) >= 2 and min(map(contrast, texts)) >= 4.5
-    assert min(map(contrast, drawn)) >= 3
-
-
-def browser():
-    names = ("chromium", "chromium-browser", "google-chrome", "chrome", "headless_shell")
-    return next(filter(None, map(shutil.which, names)), None)
-
-
-# What the page is when it is as wide as a phone, and as a screen; a frame may be narrower than a window.
-FRAMES = """<!DOCTYPE html><body><script>
-const measure = (frame) => {
-  const root = frame.contentDocument.documentElement;
-  const scale = (svg) => svg.getBoundingClientRect().width / svg.viewBox.baseVal.width;
-  const texts = [...root.querySelectorAll("svg text")];
-  return {
-    width: root.clientWidth,
-    needed: root.scrollWidth,
-    bars: root.querySelectorAll(".line rect").length,
-    curves: [...root.querySelectorAll(".curves svg")].map((svg) => svg.getBoundingClientRect().width),
-    smallest: Math.min(...texts.map((text) => Number(text.getAttribute("font-size")) * scale(text.ownerSVGElement))),
-    wide: [...root.querySelectorAll("body *")].filter((part) => part.getBoundingClientRect().right > root.clientWidth
-      && !part.closest(".scroll")).length,
-  };
-};
-Promise.all([400, 1400].map((width) => new Promise((resolve) => {
-  const frame = document.createElement("iframe");
-  frame.style = `width: ${width}px; height: 900px; border: 0`;
-  frame.onload = () => resolve(measure(frame));
-  frame.srcdoc = PAGE;
-  document.body.append(frame);
-}))).then((found) => { document.body.innerHTML = `<pre>${JSON.stringify(found)}</pre>`; });
-</script></body>"""
+def test_colors_when_a_theme_is_light_or_dark_then_have_the_contrast_that_wcag_asks_for_and_texts_inherit_theirs():
+    drawn = {
+        report.TRAINING,
+        report.VALIDATION,
+        *(color for _, color in report.PARTS.values()),
+        *summary_module._SHARES,
+    }
+    # White, and what JupyterLab and Visual Studio Code call dark.
+    for background in map(lightness, ("#ffffff", "#111111", "#1e1e1e")):
+        pairs = [sorted((lightness(color), background)) for color in drawn]
+        assert min((light + 0.05) / (dark + 0.05) for dark, light in pairs) >= 3
+    # Of its own, text has a color on a background of its own alone.
+    fixed = [line for line in report._STYLE.splitlines() if re.search(r"[ ;]color: #", line)]
+    assert [line.split(" {")[0] for line in fixed] == [".elephant-fit .state"] and "background: #" in fixed[0]
+    # Beside other parts of a notebook, it is for elephant's own alone.
+    rules = re.sub(r"{[^}]*}", "\n", report._STYLE)
+    assert {name.strip().split(" ")[0] for name in re.split(r"[,\n]", rules) if name.strip()} == {
+        ".elephant-fit",
+        ".elephant-card",
+        ".elephant-fit.elephant-card",
+    }
 
 
-@pytest.mark.skipif(browser() is None, reason="there is no Chromium: none of its names is a program on the PATH")
-def test_report_when_opened_in_a_browser_then_is_as_wide_as_a_phone_or_a_screen_and_shows_all_charts(tmp_path):
+LAYERS = [
+    {"name": "frozen", "kind": "Dense", "shape": "(None, 64)", "params": 50240, "trained": 0},
+    {"name": "<script>", "kind": "Dense", "shape": "(None, 10)", "params": 650, "trained": 650},
+]
+
+
+def large_summary(**more):
+    """Returns the summary of a fit of many epochs, with long words."""
     events = [event(rank, epoch, wait_s=1.0 + rank) for epoch in range(24) for rank in range(3)]
     history = {
-        f"{prefix}{name}": [1.0 / (epoch + 1) for epoch in range(24)]
-        for prefix in ("", "val_") for name in ("accuracy", "loss", "top_k_categorical_accuracy")
+        f"{prefix}{name}": [1.0 / (epoch + 1) + above for epoch in range(24)]
+        for prefix, above in (("", 0.0), ("val_", 0.1))
+        for name in ("accuracy", "loss", "top_k_categorical_accuracy", "f1")
     }  # fmt: skip
     host = "ip-10-0-12-7.eu-west-1.compute.internal"
     plan = [{"rank": rank, "host": host, "device": "GPU 0 (NVIDIA A10G)"} for rank in range(3)]
     options = {"checkpointPath": "'s3://bucket/" + "long" * 30 + "'", "validationFraction": "0.1"}
-    summary = summary_of(*events, history=history, plan=plan, options=options, notes=["word" * 40])
-    text = json.dumps(page(summary)).replace("</", "<\\/")
-    path = tmp_path / "frames.html"
-    path.write_text(FRAMES.replace("PAGE", text), encoding="utf-8")
-    flags = [
-        "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
-        "--disable-background-networking", "--disable-component-update", f"--user-data-dir={tmp_path / 'profile'}",
-        "--enable-logging=stderr", "--window-size=1500,1000", "--virtual-time-budget=10000",
+    more = {"history": history, "plan": plan, "options": options, "notes": ["word" * 40], "layers": LAYERS, **more}
+    return summary_of(*events, seconds=330.0, start_s=7.0, **more)
+
+
+def read(page):
+    """Returns HTML as a tree: what is not well formed, as after a name that holds markup, is an error."""
+    return ElementTree.fromstring(page)
+
+
+def titles_of(tree):
+    return ["".join(title.itertext()) for title in tree.iter("summary")]
+
+
+def test_card_when_there_was_a_fit_then_has_curves_places_params_and_layers_and_folds_what_is_long():
+    tree = read(card("KerasModel", large_summary(options={"featuresCol": "'<b>&'"})))
+    assert titles_of(tree) == [
+        "Advice (1)", "More curves (1)", "Where the time went", "Params (1)", "Layers (2)", "Ranks (3)", "Time line",
+        "Notes (1)",
     ]  # fmt: skip
-    done = subprocess.run([browser(), *flags, "--dump-dom", path.as_uri()], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    # Errors of a page, and what it says on its console.
-    assert "CONSOLE" not in done.stderr, done.stderr
-    (found,) = re.findall("<pre>(.*)</pre>", done.stdout)
-    frames = json.loads(html.unescape(found))
-    # A bar of the page's own, which scrolls it up and down, may take some pixels.
-    assert [380 < narrow <= 400 or 1380 < narrow <= 1400 for narrow in (frame["width"] for frame in frames)] == [
-        True
-    ] * 2
-    for frame in frames:
-        assert frame["needed"] == frame["width"] and frame["wide"] == 0, frame
-        assert frame["bars"] == 24 * 3 * 4 and len(frame["curves"]) == 3, frame
-        assert 300 < min(frame["curves"]) and frame["smallest"] >= 10, frame
+    are_open = {"".join(part.find("summary").itertext()): "open" in part.attrib for part in tree.iter("details")}
+    assert are_open["Where the time went"] and are_open["Params (1)"] and not are_open["Ranks (3)"]
+    assert next(tree.iter("figcaption")).text == "loss" and len(list(tree.iter(f"{SVG}polyline"))) == 8
+    texts = {part.text for part in tree.iter()}
+    assert {"<m>", "<script>", "'<b>&'", "50,240", "trained"} <= texts | {tree[1][0].tail.strip()}
+    assert list(tree.iter("script")) == []
+
+
+def test_card_when_there_was_no_fit_then_has_what_there_is():
+    alone = FitSummary(model="m", seconds=0.0, history={}, options={"epochs": "3"}, layers=LAYERS[1:])
+    tree = read(card("KerasEstimator", alone))
+    assert titles_of(tree) == ["Params (1)", "Layers (1)"] and tree.find("div[@class='tiles']") is None
+    # Of a model that is trained as a whole that is not said.
+    assert [cell.text for cell in tree.iter("th")] == ["layer", "type", "output", "parameters"]
+    many = read(card("KerasEstimator", replace(alone, options={}, layers=LAYERS * 101)))
+    assert next(many.iter("details")).attrib == {} and len(list(many.iter("tr"))) == 1 + 200 + 1
+    assert "and 2 more" in {cell.text for cell in many.iter("td")}
+    # As of a model that was loaded: where its ranks were, and nothing of their epochs.
+    loaded = read(card("KerasModel", replace(large_summary(), ranks=(), seconds=0.0, start_s=None)))
+    assert "Ranks (3)" in titles_of(loaded) and "Where the time went" not in titles_of(loaded)
+    assert [fact[0].text for fact in loaded.find("div[@class='tiles']")] == ["epochs", "ranks", "loss", "val_loss"]
+
+
+@needs_browser
+def test_report_when_opened_in_a_browser_then_is_as_wide_as_a_phone_or_a_screen_and_shows_all_charts():
+    text = page(large_summary())
+    assert text.count("<rect") == 24 * 3 * 4
+    frames = [Frame(text, width=400, height=2400), Frame(text, width=1400, height=2400)]
+    seen = look_at("report", *frames, *(replace(frame, theme="dark") for frame in frames))
+    for frame, one in zip((*frames, *frames), seen, strict=True):
+        # A curve for each metric, and the time line.
+        assert len(one.measures["drawings"]) == 5 and min(one.measures["drawings"]) > 300, one.measures
+        require_readable(one, frame.width)
+    assert [one.background > 0.9 for one in seen] == [True, True, False, False]
+
+
+@needs_browser
+def test_card_when_a_notebook_is_light_or_dark_then_can_be_read_in_both_whether_folded_or_not():
+    # The notebook decides, not the browser; the last one says nothing of colors.
+    themes = [
+        "background: #fff; color: #212121",
+        "background: #111; color: #e0e0e0",
+        "background: #383838; color: #fff",
+    ]
+    shown = card("KerasModel", large_summary(state="<b>"))
+    every = shown.replace("<details>", '<details open="open">')
+    frames = [
+        Frame(f'<body style="{theme}; font: 13px sans-serif">{one}</body>', width=width, height=2200)
+        for theme in themes for one, width in ((shown, 900), (every, 500))
+    ]  # fmt: skip
+    for frame, one in zip(frames, look_at("card", *frames), strict=True):
+        assert min(one.measures["drawings"]) > 200, one.measures
+        require_readable(one, frame.width)
+
+
+def require_readable(seen, width):
+    """Raises AssertionError unless texts are as large and clear as WCAG 2 has them, nothing is cut, or wider."""
+    found = seen.measures
+    assert found["width"] == width and found["needed"] <= width and found["cut"] == [], found
+    assert found["contrast"] >= 4.5, found["dimmest"]
+    assert found["smallest"] >= 10 and 0.01 < seen.drawn < 0.5, found

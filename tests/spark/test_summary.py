@@ -1,13 +1,14 @@
 """What a fitted model and its estimator show of themselves, without Spark."""
 
 import traceback
+from xml.etree import ElementTree
 
 import keras
 import numpy as np
 import pytest
 from keras_reference import regression_model
 
-from elephant import KerasEstimator, KerasModel
+from elephant import FitListener, KerasEstimator, KerasModel
 from elephant.errors import ConfigurationError, DataError
 from elephant.modeling.model_spec import model_source
 from elephant.monitor.summary import FitSummary
@@ -31,13 +32,51 @@ def test_estimator_when_shown_then_tells_what_was_set_and_no_defaults():
     assert shown.startswith("KerasEstimator(model=<Sequential '")
     assert shown.endswith(">, callbacks=[EarlyStopping], numWorkers=3, checkpointPath='/<a>&b', verbose=0)")
     page = estimator._repr_html_()
-    assert "<tr><td>numWorkers</td><td>3</td></tr>" in page and "epochs" not in page
-    assert "&#x27;/&lt;a&gt;&amp;b&#x27;" in page
+    cells = [[cell.text for cell in row] for row in ElementTree.fromstring(page).iter("tr")]
+    assert ["numWorkers", "3"] in cells and ["checkpointPath", "'/<a>&b'"] in cells and "epochs" not in page
+    first, second = (layer.name for layer in estimator.getModel().model.layers)
+    assert cells[-3:] == [
+        ["layer", "type", "output", "parameters"],
+        [first, "Dense", "(None, 8)", "56"],
+        [second, "Dense", "(None, 1)", "9"],
+    ]
+
+
+class Subclass(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1, name="<dense>")
+
+    def call(self, x):
+        return self.dense(x)
+
+
+def build_subclass():
+    model = Subclass()
+    model.compile("sgd", "mse")
+    return model
+
+
+def test_estimator_when_its_model_is_not_built_then_is_shown_with_what_is_known():
+    for model, built in ((build_subclass(), ""), (build_subclass, ", built by build_subclass")):
+        estimator = KerasEstimator(model=model, driverCallbacks=[FitListener()])
+        page = ElementTree.fromstring(estimator._repr_html_())
+        head = "".join(page[1].itertext())
+        assert "Subclass 'subclass" in head and head.endswith(f", 1 layer, not built yet{built}")
+        cells = [[cell.text for cell in row] for row in page.iter("tr")]
+        assert ["driverCallbacks", "[FitListener]"] in cells
+        assert ["<dense>", "Dense", None, None] in cells
+        assert f"{built}>" in repr(estimator) and "driverCallbacks=[FitListener]" in repr(estimator)
 
 
 def test_fitted_model_when_shown_then_tells_epochs_and_last_numbers(fitted):
     assert repr(fitted).endswith("2 epochs, loss=0.5123, mae=0.25, val_loss=0.75, learning_rate=0.05)")
-    assert "2 epochs, loss=0.5123" in fitted._repr_html_() and fitted._repr_html_().count("<polyline") == 2
+    page = ElementTree.fromstring(fitted._repr_html_())
+    facts = [[part.text for part in fact] for fact in page.find("div[@class='tiles']")]
+    assert facts[:2] == [["epochs", "2"], ["loss", "0.5123"]]
+    assert len(list(page.iter("{http://www.w3.org/2000/svg}polyline"))) == 3
+    # What was set since then is shown as well.
+    assert "'pixels'" in fitted.copy().setFeaturesCol("pixels")._repr_html_().replace("&#x27;", "'")
     assert not fitted.hasSummary
     with pytest.raises(RuntimeError, match="summary: expected a model that fit has returned"):
         _ = fitted.summary
