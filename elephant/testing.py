@@ -75,8 +75,8 @@ def run_local(
     kwargs, env = {} if kwargs is None else kwargs, {} if env is None else env
     timeouts = Timeouts() if timeouts is None else timeouts
     check_call(fn, args, kwargs, num_workers, verbose, timeouts, env)
-    progress = Progress(num_workers=num_workers, epochs=0, verbose=verbose)
-    return run_here(fn, args, kwargs, num_workers=num_workers, progress=progress, timeouts=timeouts, env=env)
+    with Progress(num_workers=num_workers, epochs=0, verbose=verbose) as progress:
+        return run_here(fn, args, kwargs, num_workers=num_workers, progress=progress, timeouts=timeouts, env=env)
 
 
 @brief_errors
@@ -146,11 +146,11 @@ def fit_local(
         )
     model_spec = model_source(model, custom_objects)
     schema, columns = _columns_of(x, y, model_spec.info.dtype)
-    progress = Progress(
-        num_workers=num_workers, epochs=config.epochs, verbose=verbose, waits_for_all=config.waits_for_all
-    )
     job = TrainingJob(model_spec, tuple(callbacks), config, schema)
-    fit = fit_here(job, _parts_of(columns, num_workers), progress, {} if env is None else env)
+    with Progress(
+        num_workers=num_workers, epochs=config.epochs, verbose=verbose, waits_for_all=config.waits_for_all
+    ) as progress:
+        fit = fit_here(job, _parts_of(columns, num_workers), progress, {} if env is None else env)
     return fit.history, model_spec.with_variables(fit.variables, fit.rows).build()
 
 

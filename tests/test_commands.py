@@ -39,6 +39,7 @@ _NOT_RUN = {
     ("docs/install.md", 0): "pip needs a registry",
     ("docs/install.md", 1): "pip needs a registry",
     ("docs/performance.md", 0): "needs clusters; tests/spark/test_programs.py runs the program on this machine",
+    ("docs/progress.md", 0): "needs a fit that runs; tests/cli/test_attach.py watches one",
     ("docs/run.md", 0): "needs clusters; tests/spark/test_run_session.py runs the program on this machine",
     ("docs/serving.md", 0): "needs an image from a registry; test_pages.py calls the model that is served",
     ("docs/tutorials/index.md", 0): "pip needs a registry",
@@ -239,7 +240,7 @@ def test_commands_when_they_call_pytest_then_it_finds_tests():
             assert any(wanted in name for name in names), words
 
 
-REPORT = ("docs/progress.md", 0)
+REPORT = ("docs/progress.md", 1)
 EVENTS = {"event": "fit_begin", "time": 1.0, "params": {}, "model": "m"}
 
 

@@ -47,13 +47,17 @@ exit codes: 0 the page is written; 1 a file cannot be read or written; 2 wrong a
 
 Of a fit that still runs, or that has died, the page shows what has come so far, and says so
 """
+_ATTACH_EPILOG = """\
+exit codes: 0 the fit has ended well; 1 it has failed, or tells nothing within --timeout; 2 wrong arguments, or no
+events there; 130 left with Ctrl-C, which the fit does not notice
+"""
+_RUN = "a file of events, the folder of eventsPath (its newest file), or the id of an MLflow run"
 _CHECKPOINTS_EPILOG = """\
 exit codes: 0 all are whole; 1 some are damaged, or there are none; 2 wrong arguments
 
 A checkpoint has the numbers of a model, and not its layers: --model says what these are,
 a .keras file or module:function, compiled as it was for the fit
 """
-_EVENTS = ".jsonl"
 # Commands whose arguments are settings, as those of a job are.
 _OF_SETTINGS = {
     "bench": "measure what more workers bring to your own model and rows",
@@ -89,6 +93,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from elephant.cli.checkpoints import checkpoints
 
             return checkpoints(given)
+        if given.command == "attach":
+            from elephant.cli.attach import attach
+
+            return attach(given)
         return _report(given) if given.command == "report" else _diagnose(given)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
@@ -125,12 +133,13 @@ def _diagnose(given: argparse.Namespace) -> int:
 
 def _report(given: argparse.Namespace) -> int:
     """Writes the page of a fit from the file of its events."""
+    from elephant.cli.event_file import find_events
     from elephant.monitor.summary import FitSummary
 
     try:
-        name, lines = _events_of(given.run)
-        page = os.path.join(given.output, f"{name}.html") if os.path.isdir(given.output) else given.output
-        path = FitSummary.of_events(lines).report(page)
+        events = find_events(given.run)
+        page = os.path.join(given.output, f"{events.name}.html") if os.path.isdir(given.output) else given.output
+        path = FitSummary.of_events(events.read().splitlines()).report(page)
     except ConfigurationError as error:
         sys.stderr.write(f"elephant report: {given.run}: {error}\n")
         return 2
@@ -140,31 +149,6 @@ def _report(given: argparse.Namespace) -> int:
         return 1
     sys.stdout.write(f"{path}\n")
     return 0
-
-
-def _events_of(run: str) -> tuple[str, list[bytes]]:
-    """Returns the name and the lines of a file of events: the newest one of a folder, or a name without its suffix."""
-    from elephant.storage.filesystem import absolute, list_files, open_file_system
-
-    url = absolute(run)
-    try:
-        root, found = list_files(url)
-    except ConfigurationError as error:
-        try:
-            # A fit's name, as its files have it.
-            root, found = list_files(url := f"{url}{_EVENTS}")
-        except ConfigurationError:
-            raise error from None
-    files = [file for file in found if file.path == root or file.path.endswith(_EVENTS)]
-    if not files:
-        raise ConfigurationError(
-            f"expected a folder with files *{_EVENTS}, which eventsPath leaves. Received: {len(found)} other files. "
-            "Name the folder of eventsPath, or a file in it."
-        )
-    newest = max(files, key=lambda file: (file.modified_ns or 0, file.path))
-    with open_file_system(url)[0].open_input_stream(newest.path) as stream:
-        lines = stream.read().splitlines()
-    return newest.path.rpartition("/")[2].removesuffix(_EVENTS), lines
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -193,6 +177,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("--json", action="store_true", help="print JSON in place of the table")
     _add_run(commands.add_parser)
     _add_report(commands.add_parser)
+    _add_attach(commands.add_parser)
     _add_checkpoints(commands.add_parser)
     _add_checkpoint_request(commands.add_parser)
     for name, text in _OF_SETTINGS.items():
@@ -208,11 +193,23 @@ def _add_report(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
         epilog=_REPORT_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    report.add_argument(
-        "run", type=_text, metavar="RUN", help="a file of events, or the folder of eventsPath: its newest file"
-    )
+    report.add_argument("run", type=_text, metavar="RUN", help=_RUN)
     report.add_argument(
         "--output", type=_text, default=".", metavar="PATH", help="file, or folder, to write to (this folder)"
+    )
+
+
+def _add_attach(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
+    attach = add_parser(
+        "attach",
+        help="watch a fit that runs elsewhere, from its events, as eventsPath has them written",
+        description="Shows how far a fit is that runs elsewhere, until it ends, and then how it has ended.",
+        epilog=_ATTACH_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    attach.add_argument("run", type=_text, metavar="RUN", help=_RUN)
+    attach.add_argument(
+        "--timeout", type=_seconds, metavar="S", help="leave when the fit has told nothing for so many seconds (never)"
     )
 
 

@@ -49,6 +49,7 @@ from elephant.monitor.record import FitRecord
 from elephant.storage.user_files import MOST_BYTES, put_down
 
 _POLL_S = 0.1
+_FIRST_STEP = "workers prepare the model, and trace it in their first step"
 # How long those that know why a rank was lost, its Spark task above all, may take to say it.
 _CAUSE_GRACE_S = 2.0
 # How long the tasks of ranks that have said all may take to end. A fit needs nothing more of them.
@@ -167,8 +168,7 @@ class Coordinator:
             require_wanted()
             if watch is not None:
                 watch()
-            if not self.began and (awaited := self._events.awaited):
-                self._progress.awaits(awaited)
+            self._progress.awaits(self._awaited)
             self._take(_POLL_S)
             self._note_refusals()
         self._gave_up = job.running
@@ -179,6 +179,12 @@ class Coordinator:
             self._note_loss()
             while self._may_receive_more(job.error):
                 self._take(_POLL_S)
+
+    @property
+    def _awaited(self) -> str:
+        if not self.began:
+            return self._events.awaited
+        return _FIRST_STEP if self.record.is_before_steps else ""
 
     def _begins_again(self) -> bool:
         """Has the ranks begin again after a loss, where they can; returns whether they do."""

@@ -62,7 +62,7 @@ class ProgressDisplay(Protocol):
         """Takes a line about the run as a whole."""
 
     def awaits(self, text: str) -> None:
-        """Takes what a run waits for that has not begun."""
+        """Takes what a run waits for that has not begun; nothing where it waits for nothing."""
 
 
 class Epochs(Protocol):

@@ -251,7 +251,6 @@ def _run_on_spark(
 
     call, warm = pickled_call(fn, args, kwargs), warm_workers(session, timeouts)
     count = request.num_workers * request.gpus_per_worker
-    progress = Progress(num_workers=count, epochs=0, verbose=verbose)
     requirements = Requirements(
         num_workers=request.num_workers,
         name="num_workers",
@@ -261,21 +260,22 @@ def _run_on_spark(
         encryption=encryption,
     )
     about = f"elephant run: {counted(request.num_workers, 'worker')}"
-    progress.awaits(LOOKS)
-    with described(session, about), preflight_checked(session, requirements, progress.note) as plan:
-        rows = NoRows(session, plan.slots_needed)
-        settings = session_settings(session)
-        spec = replace(
-            function_spec(call, plan, timeouts, env, progress.shows_output),
-            encryption=encrypts(encryption, settings),
-            ports=ports_of(ports, settings),
-            # A process that waits would hold what the user has set, a secret maybe, when the run is over.
-            warm=COLD if env else warm,
-        )
-        attempt_on = attempts_at_ranks(
-            session, spec, progress, result=functools.partial(results_of, spec.plan.world_size)
-        )
-        results = run_ranks(rows, spec, progress, attempt_on, RETRIES)
+    with Progress(num_workers=count, epochs=0, verbose=verbose) as progress, described(session, about):
+        progress.awaits(LOOKS)
+        with preflight_checked(session, requirements, progress.note) as plan:
+            rows = NoRows(session, plan.slots_needed)
+            settings = session_settings(session)
+            spec = replace(
+                function_spec(call, plan, timeouts, env, progress.shows_output),
+                encryption=encrypts(encryption, settings),
+                ports=ports_of(ports, settings),
+                # A process that waits would hold what the user has set, a secret maybe, when the run is over.
+                warm=COLD if env else warm,
+            )
+            attempt_on = attempts_at_ranks(
+                session, spec, progress, result=functools.partial(results_of, spec.plan.world_size)
+            )
+            results = run_ranks(rows, spec, progress, attempt_on, RETRIES)
     return [unpickled(result, rank) for rank, result in enumerate(results)]
 
 

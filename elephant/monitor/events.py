@@ -119,6 +119,7 @@ class StepEnded(Event):
     """The rank has ended a step; steps count from one, logs are its own."""
 
     logged: ClassVar[Logged] = Logged.LAST
+    line: ClassVar[str] = "worker_step"
     epoch: int
     step: int
     steps: int
@@ -185,6 +186,13 @@ class RankEpoch(Event):
     input_s: float  # of the epoch, in which a step waited for its rows
     bytes_sent: int  # to other ranks, or to servers
     training_wait_s: float | None = None  # of wait_s, until the last step's end; files of events may lack it
+    first_step_s: float = (
+        0.0  # computing in the process' first step, in which the model is traced; later ones have none
+    )
+    # seconds by what its task and its process did before the process' first epoch; nothing in later ones
+    start: Mapping[str, float] = field(default_factory=dict)
+    # by the clock of who hears it, in seconds since 1970, told in records alone
+    heard: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -382,6 +390,24 @@ class RunNote(Event):
 
     def line_values(self) -> dict[str, Any]:
         return {"text": self.text}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Awaited(Event):
+    """The run waits for something before it trains, and for so long; without a text, it waits for nothing.
+
+    Its coordinator says so again and again, also while it trains: who reads an event file sees that it is there.
+    """
+
+    from_rank: ClassVar[bool] = False
+    logged: ClassVar[Logged] = Logged.LAST
+    line: ClassVar[str] = "waiting"
+    text: str
+    seconds: int
+    rank: int = 0
+
+    def line_values(self) -> dict[str, Any]:
+        return {"text": self.text, "seconds": self.seconds}
 
 
 @dataclass(frozen=True, kw_only=True)

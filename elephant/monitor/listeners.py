@@ -17,15 +17,18 @@ from typing import Any
 from packaging.version import Version
 
 from elephant.backends.keras_private import flat_layers
-from elephant.monitor.events import EpochEnded, Event, StateSaved
+from elephant.monitor.events import EpochEnded, Event, Logged, StateSaved
 from elephant.monitor.record import FitRecord, is_one_stage
 
 # A file is not written again for the end of an epoch where writing would take more than this part of the time.
 _WRITING = 0.05
 _QUICK_S = 0.05
+# What is of the moment, such as the step that ranks are in, is written once in so many seconds.
+_MOMENT_S = 5.0
 # MLflow keeps so much of a param's value.
 _PARAM_CHARACTERS = 6000
 _LOGGED = "elephant.fit"
+EVENTS_TAG = "elephant.events"
 
 
 class FitListener:
@@ -132,7 +135,9 @@ class Listeners:
             return self.record.add(event)
         num_losses = len(self.record.losses)
         known = self.record.add(event)
-        self._tell(lambda listener: listener.show(event) if isinstance(listener, Recorder) else None)
+        # Whether an epoch has just ended, or is one of a log, its own seconds say.
+        told = event if isinstance(event, EpochEnded) else known
+        self._tell(lambda listener: listener.show(told) if isinstance(listener, Recorder) else None)
         if isinstance(known, EpochEnded):
             self._tell_epoch(known)
         elif isinstance(known, StateSaved):
@@ -166,7 +171,8 @@ class EventFile(Recorder):
 
     Each has ``event``, the name of a method of `FitListener`, ``time``, seconds since 1970, and the method's arguments;
     besides, events that have a line by their class (`elephant.monitor.events.Event.line`) have one. What is not finite
-    is null. See ``docs/progress.md``; `elephant.monitor.summary.FitSummary.of_events` reads it.
+    is null. Of events whose last one counts alone, the file ends with those of the moment, which go when it is written
+    again. See ``docs/progress.md``; `elephant.monitor.summary.FitSummary.of_events` reads it.
 
     Args:
         write: Replaces the content of the file.
@@ -177,17 +183,23 @@ class EventFile(Recorder):
         self._write = write
         self._facts = facts or {}
         self._lines = b""
-        self._resting_until = 0.0
+        self._resting_until = self._next_moment = 0.0
 
     def _add(self, event: str, **fields: Any) -> None:
-        line = json.dumps(_finite({"event": event, "time": time.time(), **fields}), default=str)
-        self._lines += line.encode() + b"\n"
+        self._lines += _line(event, **fields)
 
-    def _save(self) -> None:
+    def _save(self, *, is_end: bool = False) -> None:
         began = time.monotonic()
-        self._write(self._lines)
+        self._write(self._lines if is_end else self._lines + self._moment())
         ended = time.monotonic()
         self._resting_until = ended + (ended - began) / _WRITING if ended - began > _QUICK_S else 0.0
+        self._next_moment = max(ended + _MOMENT_S, self._resting_until)
+
+    def _moment(self) -> bytes:
+        """Returns the lines of what is now, and is not to stay."""
+        awaited, steps = self.record.awaited, self.record.steps
+        events: list[Event] = [steps[rank] for rank in sorted(steps)] if awaited is None else [awaited]
+        return b"".join(_line(event.line, **event.line_values()) for event in events)
 
     def fit_begin(self, params: Mapping[str, Any]) -> None:
         self._add("fit_begin", params=dict(params), **self._facts)
@@ -195,8 +207,10 @@ class EventFile(Recorder):
 
     def show(self, event: Event) -> None:
         # Written with what comes next.
-        if event.line:
+        if event.line and event.logged is not Logged.LAST:
             self._add(event.line, **event.line_values())
+        if time.monotonic() >= self._next_moment:
+            self._save()
 
     def epoch_end(self, epoch: int, metrics: Mapping[str, float], seconds: float) -> None:
         self._add("epoch_end", epoch=epoch, metrics=dict(metrics), seconds=round(seconds, 3))
@@ -215,8 +229,14 @@ class EventFile(Recorder):
         about = None if fitted is None else fitted.summary
         parts = ("seconds", "history", "statistics")
         more = {} if about is None else {name: getattr(about, name) for name in parts}
-        self._add("fit_end", error=None if error is None else f"{type(error).__name__}: {error}", **more)
-        self._save()
+        text = None if error is None else ": ".join(filter(None, [type(error).__name__, str(error)]))
+        self._add("fit_end", error=text, **more)
+        self._save(is_end=True)
+
+
+def _line(event: str, **fields: Any) -> bytes:
+    text = json.dumps(_finite({"event": event, "time": time.time(), **fields}), default=str)
+    return text.encode() + b"\n"
 
 
 def _finite(value: Any) -> Any:
@@ -232,12 +252,16 @@ class MlflowListener(FitListener):
     """Logs a fit to the active run of MLflow: params, the metrics of every epoch, and the model.
 
     A second fit in the same run, as a tuning has them, gets a run of its own, nested in it. So does a fit without one.
+
+    Args:
+        events: The file of the fit's events, which the run names in a tag; empty where there is none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, events: str = "") -> None:
         import mlflow
 
         self._mlflow = mlflow
+        self._events = events
         self._client = mlflow.MlflowClient()
         self._run_id = ""
         self._is_own = False
@@ -251,6 +275,8 @@ class MlflowListener(FitListener):
             self._is_own = True
         self._run_id = run.info.run_id
         self._client.set_tag(self._run_id, _LOGGED, "begun")
+        if self._events:
+            self._client.set_tag(self._run_id, EVENTS_TAG, self._events)
         # Params may not be logged twice, and MLflow's own logging of estimators has been here before.
         known = self._client.get_run(self._run_id).data.params
         texts = {name: str(value)[:_PARAM_CHARACTERS] for name, value in params.items() if name not in known}
@@ -333,12 +359,16 @@ def _unregistered(fitted: Any) -> list[str]:
     return sorted({one.__name__ for one in own if keras.saving.get_registered_name(one) == one.__name__})
 
 
-def mlflow_listeners() -> list[FitListener]:
-    """Returns the listener that logs to MLflow, where it is imported and a run is active, or logging is automatic."""
+def mlflow_listeners(events: str = "") -> list[FitListener]:
+    """Returns the listener that logs to MLflow, where it is imported and a run is active, or logging is automatic.
+
+    Args:
+        events: The file of the fit's events; empty where there is none.
+    """
     mlflow = sys.modules.get("mlflow")
     if mlflow is None or (mlflow.active_run() is None and not _autologs()):
         return []
-    return [MlflowListener()]
+    return [MlflowListener(events)]
 
 
 def _autologs() -> bool:

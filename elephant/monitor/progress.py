@@ -7,15 +7,29 @@ import contextlib
 import importlib.util
 import io
 import math
+import os
 import shutil
 import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
-from elephant.monitor.events import EpochEnded, Event, Printed, RunNote, ShardsMoved, Started, StepEnded, WorkersChanged
+from elephant.checkpoint.state import place_in_words
+from elephant.monitor.events import (
+    Awaited,
+    EpochEnded,
+    Event,
+    Printed,
+    RunNote,
+    ShardsMoved,
+    Started,
+    StateSaved,
+    StepEnded,
+    WorkersChanged,
+)
 from elephant.monitor.listeners import Listeners
 from elephant.monitor.log_stream import TokenBucket
 from elephant.monitor.stragglers import Straggler, StragglerWatch
@@ -102,7 +116,7 @@ def _draw(figure: Figure, history: Mapping[str, Sequence[float]]) -> np.ndarray:
 
 
 class Progress:
-    """Prints a fit's events.
+    """Prints a fit's events, in a ``with`` block around it: one that is interrupted leaves a sentence.
 
     On a terminal and in a notebook the progress within an epoch is one line that is written over; a file gets a line
     for each epoch. What workers print comes with their rank and host in front, once where several print the same. What
@@ -148,6 +162,20 @@ class Progress:
         # When the wait for ranks began that there is now, and what was said of it.
         self._waits_since: float | None = None
         self._awaited: set[str] = set()
+        self._checkpoint: StateSaved | None = None
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, KeyboardInterrupt) and self._verbose:
+            self._write(self._words_on_stop())
+        elif self._moving:
+            # What comes next is not to begin in the middle of the line.
+            self._put("\n")
+        self._moving = ""
 
     @property
     def shows_output(self) -> bool:
@@ -165,10 +193,10 @@ class Progress:
             if self._verbose == 1:
                 self._show_step(event)
             return
-        if isinstance(event, Started):
-            self._waits_since, self._awaited = None, set()
         if isinstance(event, EpochEnded):
             self._watch_loss(event)
+        elif isinstance(event, StateSaved):
+            self._checkpoint = event
         if self._verbose:
             self._print(event)
         for line in event.texts if isinstance(event, ShardsMoved) else self.straggler_watch.add(event):
@@ -181,6 +209,8 @@ class Progress:
             self._show_output(event)
         elif isinstance(event, RunNote):
             self._write(event.text)
+        elif isinstance(event, Awaited):
+            self._show_wait(event)
         elif isinstance(event, Started) and self._shows_plan and len(self.record.started) == self._num_workers:
             # A worker that takes the place of a lost one changes nothing of the plan.
             self._shows_plan = False
@@ -199,17 +229,40 @@ class Progress:
         """Says what a fit waits for that has not begun, and for how long: in the live line, or once where it is long.
 
         Args:
-            text: Of a few words, which tell something else where other words follow the number that they begin with.
+            text: Of a few words, which tell something else where other words follow the number that they begin with;
+                nothing where a fit waits for nothing.
         """
-        if self._waits_since is None:
-            self._waits_since = time.monotonic()
-        seconds, kind = int(time.monotonic() - self._waits_since), text.strip("0123456789")
-        line = f"starting, {seconds} s: {text}"
-        if self._verbose == 1 and self._moves:
+        now = time.monotonic()
+        if not text or self._waits_since is None:
+            self._waits_since = now if text else None
+        self.show(Awaited(text=text, seconds=0 if self._waits_since is None else int(now - self._waits_since)))
+
+    def _show_wait(self, awaited: Awaited) -> None:
+        line, kind = f"starting, {awaited.seconds} s: {awaited.text}", awaited.text.strip("0123456789")
+        if not awaited.text:
+            self._awaited.clear()
+        elif self._verbose == 1 and self._moves:
             self._show_moving(line)
-        elif self._verbose and seconds >= _QUIET_START_S and kind not in self._awaited:
+        elif awaited.seconds >= _QUIET_START_S and kind not in self._awaited:
             self._awaited.add(kind)
             self._write(line)
+
+    def _words_on_stop(self) -> str:
+        """Returns how far a fit, or a run of a function, had come when it was interrupted, and what is left of it."""
+        record, places = self.record, []
+        if record.steps:
+            last = min(record.steps.values(), key=_position)
+            places = [f" in epoch {last.epoch + 1} of {self._epochs}, step {last.step} of {last.steps}"]
+        elif record.epochs:
+            places = [f" after epoch {record.epochs[-1].epoch + 1} of {self._epochs}"]
+        elif record.awaited is not None:
+            places = [f" before the first step, after {record.awaited.seconds} s: {record.awaited.text}"]
+        if self._checkpoint is not None:
+            state = place_in_words(self._checkpoint.epochs, self._checkpoint.step)
+            places.append(f"; its last checkpoint is of {state}: resume=True goes on from there")
+        elif self._epochs:
+            places.append("; nothing of it is kept, because it makes no checkpoints")
+        return "".join(["stopped", *places])
 
     def _show_plan(self) -> None:
         started = [start for _, start in sorted(self.record.started.items())]
@@ -244,7 +297,8 @@ class Progress:
         """Writes the live line over what it was."""
         if self._is_terminal:
             # A longer line would go on in the next one, and could not be written over.
-            text = text[: shutil.get_terminal_size().columns - 1]
+            width = shutil.get_terminal_size().columns - 1
+            text, self._moving = text[:width], self._moving[:width]
         if text != self._moving:
             self._put("\r" + text.ljust(len(self._moving)))
             self._moving = text
@@ -322,8 +376,9 @@ class Progress:
 
     @property
     def _moves(self) -> bool:
-        """True if a line can be written over: on terminals, and in notebooks, which are none."""
-        return self._is_terminal or (self._stream is None and _is_notebook(self._out()))
+        """True if a line can be written over: on terminals, and in notebooks and PyCharm's console, which are none."""
+        out = self._out()
+        return self._is_terminal or (self._stream is None and (_is_notebook(out) or _is_pycharm(out)))
 
     def _out(self) -> TextIO:
         return self._stream or sys.stdout
@@ -394,6 +449,10 @@ def _is_notebook(out: TextIO) -> bool:
     shell = getattr(builtins, "get_ipython", None)
     # Output that goes to a file or a string is none of a notebook.
     return hasattr(shell and shell(), "kernel") and not isinstance(out, io.TextIOWrapper | io.StringIO)
+
+
+def _is_pycharm(out: TextIO) -> bool:
+    return out is sys.__stdout__ and bool(os.environ.get("PYCHARM_HOSTED"))
 
 
 def _width(name: str) -> int:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from elephant.errors import first_line
 from elephant.monitor.events import (
+    Awaited,
     EpochEnded,
     Event,
     FilesLeft,
@@ -93,6 +94,7 @@ class FitRecord:
         attempts: All processes of each rank.
         begun_at: When training began last, in seconds since 1970; a worker that takes another one's place begins none.
         steps: The latest step of each rank in an epoch that has not ended.
+        awaited: What is waited for before training begins; None where nothing is.
         epochs: Epochs that have ended, with their seconds.
         ended_epochs: How many have, since a rank has started.
         moves: Moves of virtual shards to other ranks, of all attempts.
@@ -114,6 +116,7 @@ class FitRecord:
         self.attempts: dict[int, list[Attempt]] = {}
         self.begun_at: float | None = None
         self.steps: dict[int, StepEnded] = {}
+        self.awaited: Awaited | None = None
         self.epochs: list[EpochEnded] = []
         self.ended_epochs = 0
         self.moves: list[ShardsMoved] = []
@@ -175,6 +178,12 @@ class FitRecord:
         return {name: [of_epochs.get(epoch, {}).get(name) for epoch in range(count)] for name in self.history}
 
     @property
+    def is_before_steps(self) -> bool:
+        """True if a rank with rows has begun, and none has told of a step or an epoch."""
+        told = self.steps or self._past_steps or self.epochs
+        return not told and any(start.training_rows for start in self.started.values())
+
+    @property
     def ended(self) -> set[int]:
         """Ranks that have nothing more to say, or cannot say it."""
         return self.finished | {event.rank for event in (*self.failures, *self.gone)}
@@ -184,6 +193,10 @@ class FitRecord:
         # Each rank has a connection of its own: a step may be heard of after the end of its epoch.
         steps = self.steps if step.epoch >= self.ended_epochs else self._past_steps
         steps[step.rank] = step
+
+    @_takes(Awaited)
+    def _add_wait(self, awaited: Awaited) -> None:
+        self.awaited = awaited if awaited.text else None
 
     @_takes(Started)
     def _add_start(self, started: Started) -> None:
@@ -225,8 +238,10 @@ class FitRecord:
         return epoch
 
     @_takes(RankEpoch)
-    def _add_rank_epoch(self, epoch: RankEpoch) -> None:
-        self._rank_epochs[epoch.epoch, epoch.rank] = epoch
+    def _add_rank_epoch(self, epoch: RankEpoch) -> RankEpoch:
+        heard = replace(epoch, heard=time.time()) if epoch.heard is None else epoch
+        self._rank_epochs[epoch.epoch, epoch.rank] = heard
+        return heard
 
     @_takes(RankTrace)
     def _add_trace(self, trace: RankTrace) -> RankTrace:

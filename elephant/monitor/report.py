@@ -23,6 +23,24 @@ PARTS = {
     "others_s": ("waiting for other ranks", "#d97706"),
     "input_s": ("waiting for rows", "#e11d48"),
 }
+_FIRST_STEP = ("the first step, with its trace", "#3b82f6")
+# Parts of a fit beside its epochs, by what a summary calls them, and their colors.
+_BESIDE = {
+    "until tasks began": "#64748b",
+    "starting the process": "#8b5cf6",
+    "reading rows": "#db2777",
+    "meeting other ranks": "#c2610c",
+    "importing Keras": "#0891b2",
+    "building the model": "#0284c7",
+    "waiting for rows and ranks": "#a16207",
+    "connecting to ranks": "#4d8a1f",
+    "preparing": "#c026d3",
+    "in epochs": "#6366f1",
+    "between and after them": "#78716c",
+}
+_OTHER, _NOTHING = "#64748b", "none"
+# Less is 0.0 s where it is shown.
+SHORTEST_S = 0.05
 # Length, color, and what is said of it.
 Bar = tuple[float, str, str]
 _LINE_WIDTH, _LINE_HEIGHT, _LABEL_WIDTH = 860, 22, 70
@@ -241,32 +259,82 @@ def folded(title: str, content: str, *, is_open: bool = False) -> str:
     return f"<details{state}><summary>{html.escape(title)}</summary>{content}</details>" if content else ""
 
 
-def timeline_svg(ranks: Sequence[Mapping[str, Any]], *, width: int = _LINE_WIDTH) -> str:
-    """Returns a line for each rank, on which its seconds follow one another; empty where there are none.
+def timeline_svg(
+    ranks: Sequence[Mapping[str, Any]],
+    starts: Sequence[Mapping[str, Any]] = (),
+    parts_s: Mapping[str, float] | None = None,
+    *,
+    width: int = _LINE_WIDTH,
+) -> str:
+    """Returns a line for the fit, and one for each rank below, from left to right as time went; empty without ranks.
 
     Args:
-        ranks: Times of each epoch and rank; see `elephant.monitor.summary.rank_times`.
+        ranks: Times of each epoch and rank; see `elephant.monitor.rank_times.rank_times`.
+        starts: What came before; see `elephant.monitor.rank_times.rank_starts`. Where it is not known, the seconds of a
+            rank follow one another, and there is no line for the fit.
+        parts_s: Parts of the fit's seconds; see `elephant.monitor.summary.FitSummary.parts_s`.
         width: Pixels.
     """
     parts = sorted(ranks, key=lambda part: (part["rank"], part["epoch"]))
     by_rank = {rank: list(own) for rank, own in groupby(parts, key=lambda part: part["rank"])}
-    longest = max((sum(part["seconds"] for part in own) for own in by_rank.values()), default=0.0)
-    if not longest:
+    if not sum(part["seconds"] for part in parts):
         return ""
     together = -(-len(PARTS) * len(ranks) // _MOST_BARS)
     lines = []
     for rank, own in by_rank.items():
-        groups = [own[first : first + together] for first in range(0, len(own), together)]
-        lines.append((f"rank {rank}", [_time_bars(f"rank {rank}", epochs) for epochs in groups]))
+        groups = [
+            (epochs[0].get("began_s", 0.0) if starts else 0.0, _time_bars(f"rank {rank}", epochs))
+            for epochs in (own[first : first + together] for first in range(0, len(own), together))
+        ]
+        groups += [(start["began_s"], _start_bars(f"rank {rank}", start)) for start in starts if start["rank"] == rank]
+        lines.append((f"rank {rank}", _in_time(groups)))
+    if parts_s:
+        whole = [
+            (seconds, _BESIDE.get(name, _OTHER), f"fit: {seconds:.2f} s {name}") for name, seconds in parts_s.items()
+        ]
+        lines.insert(0, ("fit", [whole]))
+    longest = max(sum(bar[0] for bars in groups for bar in bars) for _, groups in lines)
     return bars_svg(lines, f"{longest:.1f} s", width=width)
 
 
+def timeline_colors(parts_s: Mapping[str, float]) -> dict[str, str]:
+    """Returns the colors of a time line by what they are of.
+
+    Args:
+        parts_s: Parts of the fit's seconds, as `timeline_svg` has them.
+    """
+    first = dict([_FIRST_STEP] if parts_s else [])
+    return {**first, **dict(PARTS.values()), **{name: color for name, (_, color) in parts_with_colors(parts_s).items()}}
+
+
+def parts_with_colors(parts_s: Mapping[str, float]) -> dict[str, tuple[float, str]]:
+    """Returns the parts of a fit's seconds that are worth showing, each with its color."""
+    return {name: (part, _BESIDE.get(name, _OTHER)) for name, part in parts_s.items() if part >= SHORTEST_S}
+
+
+def _in_time(groups: Sequence[tuple[float, Sequence[Bar]]]) -> list[list[Bar]]:
+    """Returns groups of bars in the order of their begins, each behind a bar that is not seen where nothing was."""
+    placed, at = list[list[Bar]](), 0.0
+    for began_s, bars in sorted(groups, key=lambda group: group[0]):
+        gap_s = max(began_s - at, 0.0)
+        placed.append([*([(gap_s, _NOTHING, "")] if gap_s else []), *bars])
+        at += gap_s + sum(bar[0] for bar in bars)
+    return placed
+
+
+def _start_bars(rank: str, start: Mapping[str, Any]) -> list[Bar]:
+    seconds = {name: part for name, part in start.items() if name not in ("rank", "began_s")}
+    return [(part, _BESIDE.get(name, _OTHER), f"{rank}: {part:.2f} s {name}") for name, part in seconds.items()]
+
+
 def _time_bars(rank: str, epochs: Sequence[Mapping[str, Any]]) -> list[Bar]:
+    named = f"{rank}, epoch {epochs[0]['epoch'] + 1}"
+    first_s = sum(part.get("first_step_s", 0.0) for part in epochs)
     sums = {name: sum(part[name] for part in epochs) for name in PARTS}
-    return [
-        (sums[name], color, f"{rank}, epoch {epochs[0]['epoch'] + 1}: {sums[name]:.2f} s {title}")
-        for name, (title, color) in PARTS.items()
-    ]
+    sums["compute_s"] -= first_s
+    bars = [(sums[name], color, f"{named}: {sums[name]:.2f} s {title}") for name, (title, color) in PARTS.items()]
+    title, color = _FIRST_STEP
+    return [*([(first_s, color, f"{named}: {first_s:.2f} s {title}")] if first_s else []), *bars]
 
 
 def bars_svg(lines: Sequence[tuple[str, Sequence[Sequence[Bar]]]], longest: str, *, width: int = _LINE_WIDTH) -> str:
@@ -286,10 +354,11 @@ def bars_svg(lines: Sequence[tuple[str, Sequence[Sequence[Bar]]]], longest: str,
         drawn.append(label(html.escape(name), 0, y + 15, "start"))
         for group in groups:
             for length, color, about in group:
-                drawn.append(
-                    f'<rect x="{x:.2f}" y="{y + 3}" width="{length * scale:.2f}" height="{_LINE_HEIGHT - 6}" '
-                    f'fill="{color}"><title>{html.escape(about)}</title></rect>'
-                )
+                if color != _NOTHING:
+                    drawn.append(
+                        f'<rect x="{x:.2f}" y="{y + 3}" width="{length * scale:.2f}" height="{_LINE_HEIGHT - 6}" '
+                        f'fill="{color}"><title>{html.escape(about)}</title></rect>'
+                    )
                 x += length * scale
             drawn.append(f'<line x1="{x:.2f}" x2="{x:.2f}" y1="{y}" y2="{y + _LINE_HEIGHT}" stroke="currentColor"/>')
     height = (len(lines) + 1) * _LINE_HEIGHT

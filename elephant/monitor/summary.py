@@ -15,7 +15,7 @@ from elephant.errors import ConfigurationError
 from elephant.monitor.advice import advice_on_fit
 from elephant.monitor.events import EpochEnded, Event, RunNote, kinds_by_line
 from elephant.monitor.progress import curve_names
-from elephant.monitor.rank_times import rank_times, sums_by_rank
+from elephant.monitor.rank_times import rank_starts, rank_times, sums_by_rank
 from elephant.monitor.record import FitRecord, is_one_stage
 from elephant.monitor.report import (
     PARTS,
@@ -31,10 +31,12 @@ from elephant.monitor.report import (
     layers_table,
     legend,
     pairs_html,
+    parts_with_colors,
     scrolling,
     share_html,
     styled,
     table_html,
+    timeline_colors,
     timeline_svg,
 )
 
@@ -42,10 +44,9 @@ from elephant.monitor.report import (
 _SHOWN = 60
 # Of the places of a plan, those that a table has.
 _PLACE = ("host", "device")
-# Colors of `FitSummary.parts_s`, in their order.
-_SHARES = ("#8b5cf6", "#2563eb", "#64748b")
 # Parts of a card that have more than so many curves, or lines, are folded at first.
 _OPEN_CURVES, _OPEN_LINES = 3, 12
+_UNTIL_TASKS = "until tasks began"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +64,7 @@ class FitSummary:
         versions: Of Python, Keras and elephant, by name.
         notes: Lines about the fit as a whole, and warnings of its ranks.
         state: Why this is not a fit that has ended well; empty where it is.
-        start_s: Of the seconds, those until training began: Spark's tasks, rows, imports, the first trace; None where
-            that is not known.
+        starts: What ranks did before the first epoch of their process; see `elephant.monitor.rank_times.rank_starts`.
         layers: A dictionary for each layer of the model: ``name``, ``kind``, ``shape`` of its output, as text,
             ``params``, and ``trained``, how many of these training changes.
     """
@@ -79,7 +79,7 @@ class FitSummary:
     versions: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
     state: str = ""
-    start_s: float | None = None
+    starts: Sequence[Mapping[str, Any]] = ()
     layers: Sequence[Mapping[str, Any]] = ()
 
     @classmethod
@@ -106,22 +106,28 @@ class FitSummary:
         begin, end = read.begin, read.end
         return cls.of_record(
             read.record,
+            began_at=begin.get("began", begin["time"]),
             model=begin.get("model", "a model"),
-            seconds=end.get("seconds", read.last_time - begin["time"]),
+            seconds=end.get("seconds", read.last_time - begin.get("began", begin["time"])),
             history=_numbers(end["history"]) if "history" in end else read.record.history_by_epoch,
             statistics=end.get("statistics", {}),
             options=begin.get("options", {}),
             versions=begin.get("versions", {}),
             state=read.state,
-            start_s=read.start_s,
             layers=begin.get("layers", ()),
         )
 
     @classmethod
-    def of_record(cls, record: FitRecord, **values: Any) -> FitSummary:
-        """Returns the summary of a fit from its record, and the values of the fields that a record does not have."""
-        ranks = rank_times(record.rank_epochs, together=record.together)
-        return cls(plan=record.plan, ranks=ranks, notes=list(record.notes), **values)
+    def of_record(cls, record: FitRecord, *, began_at: float, **values: Any) -> FitSummary:
+        """Returns the summary of a fit from its record.
+
+        Args:
+            began_at: When it was called, in seconds since 1970.
+            values: Those of the fields that a record does not have.
+        """
+        ranks = rank_times(record.rank_epochs, together=record.together, began_at=began_at)
+        starts = rank_starts(record.rank_epochs, began_at)
+        return cls(plan=record.plan, ranks=ranks, starts=starts, notes=list(record.notes), **values)
 
     @property
     def staleness(self) -> dict[int, int]:
@@ -135,20 +141,27 @@ class FitSummary:
 
     @property
     def parts_s(self) -> dict[str, float]:
-        """Parts of the seconds by name: until training began, in epochs, and all else; nothing where that is not known.
+        """Parts of the seconds by name, in their order; nothing where that is not known.
+
+        Until training began, they are those of the rank that began last.
 
         Examples:
             >>> fitted.summary.parts_s  # doctest: +SKIP
-            {'until training began': 9.4, 'in epochs': 4.7, 'between and after them': 0.2}
+            {'until tasks began': 1.2, 'starting the process': 0.4, 'reading rows': 0.7, ...
+             'in epochs': 4.7, 'between and after them': 0.2}
         """
-        if self.start_s is None:
+        firsts = {one["rank"]: one for one in sorted(self.starts, key=lambda one: -float(one["began_s"]))}
+        if not firsts:
             return {}
+        names = ("rank", "began_s")
+        last = max(firsts.values(), key=lambda one: sum(value for name, value in one.items() if name != "rank"))
+        start = {_UNTIL_TASKS: last["began_s"]} | {name: part for name, part in last.items() if name not in names}
         slowest: dict[int, float] = {}
         for of_rank in self.ranks:
             slowest[of_rank["epoch"]] = max(slowest.get(of_rank["epoch"], 0.0), of_rank["seconds"])
         epochs_s = sum(slowest.values())
-        rest_s = max(self.seconds - self.start_s - epochs_s, 0.0)
-        return {"until training began": self.start_s, "in epochs": epochs_s, "between and after them": rest_s}
+        rest_s = max(self.seconds - sum(start.values()) - epochs_s, 0.0)
+        return {**start, "in epochs": epochs_s, "between and after them": rest_s}
 
     @property
     def rows_per_s(self) -> float:
@@ -193,7 +206,6 @@ class _Lines:
         self.end: dict[str, Any] = {}
         self.last_time = 0.0
         self.record = FitRecord()
-        self.start_s: float | None = None
 
     def add(self, line: dict[str, Any]) -> None:
         name, self.last_time = line["event"], float(line["time"])
@@ -204,10 +216,8 @@ class _Lines:
             self.record = FitRecord(together=is_one_stage(line["params"]))
         elif name == "fit_end":
             self.end = line
-        elif (event := _event_of(name, line)) is not None:
+        elif (event := event_of(line)) is not None:
             self.record.add(event)
-            if isinstance(event, EpochEnded) and self.start_s is None:
-                self.start_s = max(self.last_time - (event.seconds or 0.0) - float(self.begin["time"]), 0.0)
 
     @property
     def state(self) -> str:
@@ -219,14 +229,17 @@ class _Lines:
         return f"This fit had not ended at {at}, when its last event came: it goes on, or its driver has died."
 
 
-def _event_of(name: str, line: Mapping[str, Any]) -> Event | None:
-    """Returns the event that a line of a file is of; None where that is for listeners alone."""
+def event_of(line: Mapping[str, Any]) -> Event | None:
+    """Returns the event that a line of an event file is of; None where that is for listeners alone."""
+    name = line["event"]
     if name == "epoch_end":
         return EpochEnded(rank=0, epoch=line["epoch"], logs=_numbers(line["metrics"]), seconds=line["seconds"])
     if name == "worker_lost":
         return RunNote(text=f"rank {line['rank']} on {line['host'] or 'its host'} was lost: {line['reason']}")
     kind = kinds_by_line().get(name)
-    return None if kind is None else kind(**{part.name: line[part.name] for part in fields(kind) if part.name in line})
+    if kind is None:
+        return None
+    return kind(**{part.name: _numbers(line[part.name]) for part in fields(kind) if part.name in line})
 
 
 def _numbers(value: Any) -> Any:
@@ -321,13 +334,12 @@ def _curves(summary: FitSummary, curves: Sequence[str]) -> str:
 
 
 def _shares(summary: FitSummary) -> str:
-    parts = {name: (part, color) for (name, part), color in zip(summary.parts_s.items(), _SHARES, strict=False)}
-    return share_html(parts)
+    return share_html(parts_with_colors(summary.parts_s))
 
 
 def _timeline(summary: FitSummary) -> str:
-    timeline = timeline_svg(summary.ranks)
-    return timeline and f"{legend(dict(PARTS.values()))}{scrolling(timeline, 'line')}"
+    timeline = timeline_svg(summary.ranks, summary.starts, summary.parts_s)
+    return timeline and f"{legend(timeline_colors(summary.parts_s))}{scrolling(timeline, 'line')}"
 
 
 def _tiles(summary: FitSummary, metrics: Container[str] | None = None) -> str:

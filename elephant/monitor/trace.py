@@ -51,6 +51,22 @@ class Phases:
         began, self._began = self._began, time.monotonic()
         self.ended.append((name, began, self._began))
 
+    @property
+    def seconds(self) -> dict[str, float]:
+        """The seconds until now by name, first of the task, then of this process; nothing where it has no phase yet.
+
+        Where both were at work, they are the task's: the process waits for it.
+        """
+        if not self.ended:
+            return {}
+        phases = [*self.of_task, *self.ended, ("preparing", self._began, time.monotonic())]
+        seconds, at = dict[str, float](), float(phases[0][1])
+        for name, _, ended, *_ in phases:
+            if ended > at:
+                seconds[name] = seconds.get(name, 0.0) + ended - at
+                at = ended
+        return seconds
+
 
 # Those of this process; it begins them itself, because it may have been forked.
 PROCESS = Phases()

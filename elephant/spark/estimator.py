@@ -470,14 +470,17 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
             "options": chosen_values(self),
             "versions": installed_versions(),
         }
-        with Listeners(_listeners(self, rows.source.session, about), plain_params(self)) as listeners:
-            progress = Progress(
+        facts = {**about, "began": began_at, "ranks": config.num_ranks, "waits_for_all": config.waits_for_all}
+        with (
+            Listeners(_listeners(self, rows.source.session, facts), plain_params(self)) as listeners,
+            Progress(
                 num_workers=config.num_ranks,
                 epochs=config.epochs,
                 verbose=config.verbose,
                 waits_for_all=config.waits_for_all,
                 listeners=listeners,
-            )
+            ) as progress,
+        ):
             try:
                 result = train(rows.source, job, progress)
             except ClusterError as error:
@@ -487,11 +490,10 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
                 result = train(rows.source, job, progress)
             if backup is not None and backup.delete_checkpoint:
                 remove_checkpoints(rows.source.session, config)
-            begun_at = progress.record.begun_at
             summary = FitSummary.of_record(
                 progress.record,
+                began_at=began_at,
                 seconds=time.monotonic() - began,
-                start_s=None if begun_at is None else max(begun_at - began_at, 0.0),
                 history=result.history,
                 statistics=result.statistics,
                 **about,
@@ -655,10 +657,11 @@ def _listeners(estimator: KerasEstimator, session: SparkSession, info: Mapping[s
     """Returns the listeners of a fit: the user's, files of its events and its trace, and MLflow."""
     listeners = [one for one in estimator.getOrDefault("driverCallbacks") if isinstance(one, FitListener)]
     name = f"{time.strftime('%Y%m%dT%H%M%S')}-{uuid.uuid4().hex[:8]}"
-    folder = optional(estimator, "eventsPath")
+    folder, events = optional(estimator, "eventsPath"), ""
     if folder is not None:
+        path = f"{folder.rstrip('/')}/{name}"
         kinds = {"jsonl": EventFile, **({"json": TraceFile} if is_traced(session) else {})}
         for suffix, kind in kinds.items():
-            path = f"{folder.rstrip('/')}/{name}.{suffix}"
-            listeners.append(kind(functools.partial(write_file, session, path, overwrite=True), info))
-    return [*listeners, *mlflow_listeners(), *followers()]
+            listeners.append(kind(functools.partial(write_file, session, f"{path}.{suffix}", overwrite=True), info))
+        events = f"{path}.jsonl"
+    return [*listeners, *mlflow_listeners(events), *followers()]

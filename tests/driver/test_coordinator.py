@@ -42,6 +42,20 @@ class Running:
     error = None
 
 
+class Turning:
+    """A Spark job that runs for so many turns of who listens."""
+
+    error = None
+
+    def __init__(self, turns):
+        self.turns = turns
+
+    @property
+    def running(self):
+        self.turns -= 1
+        return self.turns >= 0
+
+
 def echo(rank):
     return failed(rank, "elephant.PeerLostError", f"Rank {rank} lost its neighbor")
 
@@ -54,6 +68,16 @@ def error_after(*events, job_error=None):
         coordinator.raise_failure(job_error)
     assert failure.value.__cause__ in (job_error, None)
     return failure.value
+
+
+def test_waiting_when_a_run_goes_on_then_is_for_ranks_then_for_their_first_step_then_for_nothing():
+    step = StepEnded(rank=0, epoch=0, step=1, steps=4, logs={})
+    told = Told(replace(started(0), training_rows=8), replace(started(1), training_rows=8), step)
+    progress, heard = Progress(num_workers=2, epochs=1, verbose=0), []
+    progress.awaits = heard.append
+    Coordinator(told, progress, SynchronousPolicy()).until_ended(Turning(4))
+    first = "workers prepare the model, and trace it in their first step"
+    assert heard == ["nothing", first, first, ""]
 
 
 class Turns:

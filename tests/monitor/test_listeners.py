@@ -1,9 +1,11 @@
 """Listeners of a fit: which events they hear, what a failing one does, the file of events, and MLflow's runs."""
 
 import json
+import math
 import subprocess
 import sys
 import threading
+import time
 from types import SimpleNamespace
 
 import keras
@@ -11,7 +13,18 @@ import numpy as np
 import pytest
 from mlflow_state import own_mlflow
 
-from elephant.monitor.events import EpochEnded, RankFailure, RankGone, RankSilent, Started, StateSaved
+from elephant.cli.event_file import find_events
+from elephant.errors import ConfigurationError
+from elephant.monitor.events import (
+    Awaited,
+    EpochEnded,
+    RankFailure,
+    RankGone,
+    RankSilent,
+    Started,
+    StateSaved,
+    StepEnded,
+)
 from elephant.monitor.listeners import EventFile, FitListener, Listeners, mlflow_listeners
 
 
@@ -114,6 +127,37 @@ def test_event_file_when_a_fit_fails_then_has_a_line_for_each_event_with_its_arg
     ]
 
 
+def test_event_file_when_time_goes_on_then_ends_with_what_is_of_the_moment_until_it_is_written_again(monkeypatch):
+    def step(rank, number):
+        return StepEnded(rank=rank, epoch=0, step=number, steps=9, logs={"loss": math.nan}, rows=8)
+
+    def moments():
+        lines = [json.loads(line) for line in written[-1].splitlines()]
+        return [(line["event"], line.get("step", line.get("text"))) for line in lines]
+
+    written, clock = [], [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    with Listeners([EventFile(written.append)], {"epochs": 1, "mode": "synchronous"}) as listeners:
+        listeners.show(Awaited(text="rows", seconds=4))
+        # Nothing is written more often than every five seconds.
+        assert len(written) == 1
+        clock[0] += 5.0
+        listeners.show(Awaited(text="rows", seconds=5))
+        assert moments() == [("fit_begin", None), ("waiting", "rows")]
+        for event in (Awaited(text="", seconds=0), started(0), started(1), step(1, 2), step(0, 2), step(0, 3)):
+            listeners.show(event)
+        clock[0] += 5.0
+        listeners.show(step(1, 3))
+        lasting = [("fit_begin", None), *[("worker_begin", None)] * 2]
+        assert moments() == [*lasting, ("worker_step", 3), ("worker_step", 3)]
+        assert json.loads(written[-1].splitlines()[-1])["logs"] == {"loss": None}
+        # While a step takes long, the driver is there.
+        clock[0] += 5.0
+        listeners.show(Awaited(text="", seconds=0))
+        assert len(written) == 4 and len(moments()) == 5
+    assert moments() == [*lasting, ("fit_end", None)]
+
+
 class Fitted:
     """Stands for a fitted model."""
 
@@ -164,6 +208,21 @@ def test_mlflow_when_a_run_is_active_then_it_has_params_epochs_and_a_model_and_f
     np.testing.assert_array_equal(mlflow.pyfunc.load_model(model.model_uri).predict(rows), wanted)
     needed = mlflow.pyfunc.get_model_dependencies(model.model_uri)
     assert {line.split("==")[0] for line in open(needed).read().split()} >= {"keras", keras.config.backend()}
+
+
+def test_mlflow_when_a_fit_has_an_event_file_then_its_run_names_it_and_who_asks_for_the_run_finds_it(mlflow, tmp_path):
+    path = tmp_path / "fits" / "20261129T1-a.jsonl"
+    path.parent.mkdir()
+    path.write_text("events")
+    with mlflow.start_run() as run:
+        fit(1, listening=mlflow_listeners(str(path)))
+    assert find_events(run.info.run_id).read() == b"events"
+    with mlflow.start_run() as other:
+        fit(1)
+    with pytest.raises(ConfigurationError, match=f"run {other.info.run_id} without the tag elephant.events: MLflow"):
+        find_events(other.info.run_id)
+    with pytest.raises(ConfigurationError, match="expected the id of a run that MLflow knows at file:.* Set MLFLOW"):
+        find_events("0" * 32)
 
 
 def test_mlflow_when_the_model_cannot_be_logged_then_ends_its_own_run_alone_and_the_run_says_what_it_lacks(mlflow):

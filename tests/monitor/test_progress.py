@@ -2,6 +2,7 @@
 
 import io
 import math
+import sys
 import time
 
 import numpy as np
@@ -14,6 +15,7 @@ from elephant.monitor.events import (
     RankEpoch,
     ShardsMoved,
     Started,
+    StateSaved,
     StepEnded,
     from_message,
     to_message,
@@ -65,7 +67,7 @@ def shown(stream, verbose):
     progress = Progress(num_workers=2, epochs=3, verbose=verbose, stream=stream)
     for event in events():
         progress.show(event)
-    return stream.getvalue()
+    return (stream or sys.stdout).getvalue()
 
 
 def test_progress_when_written_to_a_file_then_has_plan_and_table_and_no_steps():
@@ -101,6 +103,15 @@ def test_progress_when_in_a_notebook_then_steps_overwrite_one_line_but_not_what_
         shown_here.show(event)
     assert "\repoch 1/3  step 2/4" in notebook.text
     assert "step" not in shown(io.StringIO(), 1)
+
+
+def test_progress_when_in_the_console_of_pycharm_then_steps_overwrite_one_line_but_not_in_its_files(monkeypatch):
+    console = io.StringIO()
+    monkeypatch.setenv("PYCHARM_HOSTED", "1")
+    monkeypatch.setattr(sys, "stdout", console)
+    assert "step" not in shown(None, 1)
+    monkeypatch.setattr(sys, "__stdout__", console)
+    assert "\repoch 1/3  step 2/4" in shown(None, 1)
 
 
 def test_live_line_when_ranks_report_then_metrics_are_their_mean_by_rows_in_the_order_they_have():
@@ -201,6 +212,10 @@ def test_progress_when_the_line_is_longer_than_the_terminal_then_is_cut(monkeypa
     progress = Progress(num_workers=1, epochs=2, verbose=1, stream=stream)
     progress.show(step(0, 1, accuracy=0.5, loss=1.0))
     assert len(stream.getvalue().removeprefix("\r")) == 29
+    # One that has become narrower is not written beyond its edge either, not even with spaces.
+    monkeypatch.setenv("COLUMNS", "20")
+    progress.show(step(0, 2, accuracy=0.5, loss=1.0))
+    assert [len(line) for line in stream.getvalue().split("\r")] == [0, 29, 19]
 
 
 def test_progress_when_steps_are_not_wanted_then_leaves_them_out():
@@ -313,7 +328,9 @@ def test_progress_when_a_fit_has_not_begun_then_says_what_it_waits_for(monkeypat
         monkeypatch.setattr(time, "monotonic", lambda seconds=seconds: now + seconds)
         for progress in (*shown, silent):
             progress.awaits(text)
-    for progress in shown:
+    # Then nothing is waited for, and training begins.
+    for progress in (*shown, silent):
+        progress.awaits("")
         progress.note("begins")
     # One line that is written over, and in a file one for each thing that takes long.
     lines = [line.rstrip() for line in terminal.getvalue().split("\r") if line.strip()]
@@ -323,3 +340,43 @@ def test_progress_when_a_fit_has_not_begun_then_says_what_it_waits_for(monkeypat
     ]  # fmt: skip
     assert file.getvalue() == "starting, 11 s: 1 tasks\nstarting, 13 s: imports\nbegins\n"
     assert nothing.getvalue() == ""
+
+
+LOST = "; nothing of it is kept, because it makes no checkpoints"
+SAVED = StateSaved(rank=0, epochs=1, step=2, history={}, facts={}, names=[])
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ([], f"stopped{LOST}"),
+        ([*starts(), step(0, 3, epoch=1), step(1, 2, epoch=1)], f"stopped in epoch 2 of 3, step 2 of 4{LOST}"),
+        ([*starts(), EpochEnded(rank=0, epoch=0, logs={"loss": 1.0})], f"stopped after epoch 1 of 3{LOST}"),
+        (
+            [*starts(), step(0, 3, epoch=1), SAVED],
+            "stopped in epoch 2 of 3, step 3 of 4; its last checkpoint is of epoch 1 and 2 steps: resume=True goes on "
+            "from there",
+        ),
+    ],
+)
+def test_progress_when_a_fit_is_interrupted_then_says_how_far_it_came_in_a_line_of_its_own(told, words):
+    stream = Terminal()
+    with pytest.raises(KeyboardInterrupt), Progress(num_workers=2, epochs=3, verbose=1, stream=stream) as progress:
+        for event in told:
+            progress.show(event)
+        raise KeyboardInterrupt
+    # Nothing is left of the live line.
+    assert stream.getvalue().endswith(f"{words}\n")
+    assert stream.getvalue().splitlines(keepends=False)[-1].rpartition("\r")[2] == words
+
+
+def test_progress_when_a_fit_is_interrupted_or_fails_then_leaves_no_half_line():
+    waiting, failed = Terminal(), Terminal()
+    with pytest.raises(KeyboardInterrupt), Progress(num_workers=2, epochs=3, verbose=1, stream=waiting) as progress:
+        progress.awaits("tasks start")
+        raise KeyboardInterrupt
+    assert waiting.getvalue().endswith(f"\rstopped before the first step, after 0 s: tasks start{LOST}\n")
+    with pytest.raises(ValueError), Progress(num_workers=2, epochs=3, verbose=1, stream=failed) as progress:
+        progress.show(step(0, 1, loss=2.0))
+        raise ValueError
+    assert failed.getvalue() == "\repoch 1/3  step 1/4  16 rows/s  0:05 left  loss 2.0000\n"

@@ -157,6 +157,6 @@ def test_events_when_a_class_is_declared_then_it_travels_and_a_rank_sends_only_w
             except ProtocolError as error:
                 if "expected one of the events" in str(error):
                     refused.append((kind.__name__, recorded))
-    made_here = ["CallbacksDone", "Peers", "RankGone", "RankSilent", "RunNote", "ServerCounts", "TaskSilent"]
+    made_here = ["Awaited", "CallbacksDone", "Peers", "RankGone", "RankSilent", "RunNote", "ServerCounts", "TaskSilent"]
     made_here += ["WorkersChanged"]
     assert sorted(refused) == [(name, False) for name in made_here]

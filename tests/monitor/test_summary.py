@@ -11,10 +11,9 @@ from browser import Frame, look_at, needs_browser
 
 from elephant.errors import ConfigurationError
 from elephant.monitor import report
-from elephant.monitor import summary as summary_module
 from elephant.monitor.events import EpochEnded, RankEpoch, RankFailure, RunNote, Started, from_message, to_message
 from elephant.monitor.listeners import EventFile, Listeners
-from elephant.monitor.rank_times import rank_times
+from elephant.monitor.rank_times import rank_starts, rank_times
 from elephant.monitor.report import timeline_svg
 from elephant.monitor.summary import FitSummary, card, page
 
@@ -42,7 +41,7 @@ def test_times_when_ranks_step_together_then_who_waits_least_tells_what_the_exch
     first, second = rank_times([event(0, wait_s=4.0), event(1, wait_s=1.0)], together=True)
     assert (first["exchange_s"], first["others_s"], first["compute_s"], first["input_s"]) == (1.0, 3.0, 5.5, 0.5)
     assert (second["exchange_s"], second["others_s"], second["rows_per_s"]) == (1.0, 0.0, 12.5)
-    assert first["end_s"] == second["end_s"] == 2.0
+    assert first["end_s"] == second["end_s"] == 2.0 and "began_s" not in first
     # At their own pace, workers wait for servers alone.
     first, second = rank_times([event(0, wait_s=4.0), event(1, wait_s=1.0)], together=False)
     assert (first["exchange_s"], first["others_s"]) == (4.0, 0.0)
@@ -56,12 +55,57 @@ def test_by_rank_when_there_are_epochs_then_adds_them_up():
     assert repr(summary) == "FitSummary(2 epochs, 30.0 s, 2 ranks, 38 rows/s)"
 
 
-def test_parts_when_it_is_known_when_training_began_then_add_up_to_the_whole_fit_and_are_on_the_page():
-    told = event(0, 0), event(1, 0, seconds=12.0), event(0, 1), event(1, 1)
-    summary = summary_of(*told, start_s=7.0)
-    assert list(summary.parts_s.values()) == [7.0, 22.0, 1.0] and sum(summary.parts_s.values()) == summary.seconds
-    assert "until training began" in page(summary) and "7.0 s" in page(summary)
-    assert summary_of(*told).parts_s == {} and "until training began" not in page(summary_of(*told))
+# Two ranks of a fit that is called at 1000: the second one begins last, and its first epoch takes longest.
+TIMED = [
+    replace(event(0), heard=1017.0, start={"reading rows": 4.0, "preparing": 1.0}, first_step_s=3.0),
+    replace(event(1, seconds=12.0), heard=1019.0, start={"reading rows": 1.0, "preparing": 0.5}, first_step_s=3.0),
+    replace(event(0, 1), heard=1029.5),
+    replace(event(1, 1), heard=1029.5),
+]
+
+
+def timed_summary():
+    starts, ranks = rank_starts(TIMED, 1000.0), rank_times(TIMED, together=True, began_at=1000.0)
+    return summary_of(seconds=30.0, starts=starts, ranks=ranks)
+
+
+def test_parts_when_ranks_tell_how_they_began_then_add_up_to_the_whole_fit_and_are_on_the_page():
+    summary = timed_summary()
+    assert [start["began_s"] for start in summary.starts] == [2.0, 5.5]
+    assert [own["began_s"] for own in summary.ranks] == [7.0, 7.0, 19.5, 19.5]
+    parts = {"until tasks began": 5.5, "reading rows": 1.0, "preparing": 0.5, "in epochs": 22.0}
+    assert summary.parts_s == {**parts, "between and after them": 1.0}
+    assert "until tasks began 5.5 s" in page(summary)
+    assert summary_of(event(0)).parts_s == {} and "until tasks began" not in page(summary_of(event(0)))
+    # A worker that was started again has another start, and what the fit waited for is the first one.
+    again = replace(TIMED[3], start={"reading rows": 2.0})
+    assert summary_of(starts=rank_starts([*TIMED[:3], again], 1000.0)).parts_s["until tasks began"] == 5.5
+
+
+def test_time_line_when_ranks_tell_how_they_began_then_has_the_whole_wait_from_call_to_return():
+    summary = timed_summary()
+    # Ten pixels for a second.
+    drawn = ElementTree.fromstring(timeline_svg(summary.ranks, summary.starts, summary.parts_s, width=370))
+    assert [text.text for text in drawn.iter(f"{SVG}text")] == ["fit", "rank 0", "rank 1", "30.0 s"]
+    bars = [(bar.find(f"{SVG}title").text, float(bar.get("x")) - 70, float(bar.get("width")), bar.get("y"))
+            for bar in drawn.iter(f"{SVG}rect")]  # fmt: skip
+    fit = [(about.partition(" s ")[2], x, width) for about, x, width, y in bars if y == "3"]
+    assert fit == [
+        ("until tasks began", 0.0, 55.0),
+        ("reading rows", 55.0, 10.0),
+        ("preparing", 65.0, 5.0),
+        ("in epochs", 70.0, 220.0),
+        ("between and after them", 290.0, 10.0),
+    ]
+    # A rank has its own start, and nothing where it did nothing of the fit.
+    first = [(about.removeprefix("rank 0"), x, width) for about, x, width, y in bars if y == "25"][:4]
+    assert first == [
+        (": 4.00 s reading rows", 20.0, 40.0),
+        (": 1.00 s preparing", 60.0, 10.0),
+        (", epoch 1: 3.00 s the first step, with its trace", 70.0, 30.0),
+        (", epoch 1: 5.50 s computing", 100.0, 55.0),
+    ]
+    assert next(x for about, x, _, y in bars if "epoch 2" in about and y == "25") == 195.0
 
 
 @pytest.mark.parametrize(
@@ -168,10 +212,17 @@ def test_events_when_a_fit_has_ended_then_make_the_page_that_its_summary_makes()
         options={"epochs": "2"}, versions={"keras": "3"}, notes=["GPU 3 is not seen", "callbacks run here"],
     )  # fmt: skip
     read = FitSummary.of_events(events_of(*FIT, fitted=SimpleNamespace(summary=summary)))
-    # Of infinity JSON knows nothing. When training began, the times of the lines tell.
-    assert 0 <= read.start_s < 10
-    assert page(read) == page(replace(summary, start_s=read.start_s)).replace("inf]", "nan]")
-    assert read.ranks == summary.ranks and read.plan == plan and read.state == ""
+    # Of infinity JSON knows nothing.
+    assert page(read) == page(summary).replace("inf]", "nan]") and read.starts == []
+    assert [{**own, "began_s": 0.0} for own in summary.ranks] == read.ranks
+    assert read.plan == plan and read.state == ""
+
+
+def test_events_when_ranks_tell_how_they_began_then_make_the_parts_and_the_time_line_that_the_fit_makes():
+    lines = events_of(*TIMED, EpochEnded(rank=0, epoch=1, logs={"loss": 1.0}), began=1000.0, fitted=SimpleNamespace(
+        summary=SimpleNamespace(seconds=30.0, history={}, statistics={})))  # fmt: skip
+    read, known = FitSummary.of_events(lines), timed_summary()
+    assert (read.starts, read.ranks, read.parts_s) == (known.starts, known.ranks, known.parts_s)
 
 
 def test_events_when_a_fit_goes_on_or_has_failed_then_make_the_page_so_far_and_say_so():
@@ -225,8 +276,8 @@ def test_colors_when_a_theme_is_light_or_dark_then_have_the_contrast_that_wcag_a
     drawn = {
         report.TRAINING,
         report.VALIDATION,
-        *(color for _, color in report.PARTS.values()),
-        *summary_module._SHARES,
+        *(color for _, color in (*report.PARTS.values(), report._FIRST_STEP)),
+        *report._BESIDE.values(),
     }
     # White, and what JupyterLab and Visual Studio Code call dark.
     for background in map(lightness, ("#ffffff", "#111111", "#1e1e1e")):
@@ -262,7 +313,7 @@ def large_summary(**more):
     plan = [{"rank": rank, "host": host, "device": "GPU 0 (NVIDIA A10G)"} for rank in range(3)]
     options = {"checkpointPath": "'s3://bucket/" + "long" * 30 + "'", "validationFraction": "0.1"}
     more = {"history": history, "plan": plan, "options": options, "notes": ["word" * 40], "layers": LAYERS, **more}
-    return summary_of(*events, seconds=330.0, start_s=7.0, **more)
+    return summary_of(*events, seconds=330.0, **{"starts": [{"rank": 0, "began_s": 5.0, "reading rows": 2.0}], **more})
 
 
 def read(page):
@@ -298,7 +349,7 @@ def test_card_when_there_was_no_fit_then_has_what_there_is():
     assert next(many.iter("details")).attrib == {} and len(list(many.iter("tr"))) == 1 + 200 + 1
     assert "and 2 more" in {cell.text for cell in many.iter("td")}
     # As of a model that was loaded: where its ranks were, and nothing of their epochs.
-    loaded = read(card("KerasModel", replace(large_summary(), ranks=(), seconds=0.0, start_s=None)))
+    loaded = read(card("KerasModel", replace(large_summary(), ranks=(), seconds=0.0, starts=())))
     assert "Ranks (3)" in titles_of(loaded) and "Where the time went" not in titles_of(loaded)
     assert [fact[0].text for fact in loaded.find("div[@class='tiles']")] == ["epochs", "ranks", "loss", "val_loss"]
 
@@ -306,7 +357,8 @@ def test_card_when_there_was_no_fit_then_has_what_there_is():
 @needs_browser
 def test_report_when_opened_in_a_browser_then_is_as_wide_as_a_phone_or_a_screen_and_shows_all_charts():
     text = page(large_summary())
-    assert text.count("<rect") == 24 * 3 * 4
+    # The epochs of each rank, how one of them began, and the parts of the fit.
+    assert text.count("<rect") == 24 * 3 * 4 + 1 + 4
     frames = [Frame(text, width=400, height=2400), Frame(text, width=1400, height=2400)]
     seen = look_at("report", *frames, *(replace(frame, theme="dark") for frame in frames))
     for frame, one in zip((*frames, *frames), seen, strict=True):

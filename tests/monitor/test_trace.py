@@ -10,7 +10,7 @@ from elephant.monitor import trace
 from elephant.monitor.event_log import EventLog
 from elephant.monitor.events import EpochEnded, RankTrace, RunNote, Started, unpacked
 from elephant.monitor.listeners import Listeners
-from elephant.monitor.trace import TraceFile
+from elephant.monitor.trace import Phases, TraceFile
 
 # Of the host's clock and of the rank's own, when the fit began.
 NOW, UP = 1_800_000_000.0, 500.0
@@ -32,6 +32,19 @@ def report(rank, epoch, steps=(), *, off_s=0.0, phases=(), task_phases=(), at=0.
         heard=NOW + at + 0.01,
         arrays=(np.array([(n, began + UP, ended + UP, *of) for n, began, ended, *of in steps]).reshape(-1, 5),),
     )
+
+
+def test_phases_when_a_task_and_its_process_work_at_once_then_their_seconds_add_up_and_none_counts_twice(monkeypatch):
+    clock = iter([102.0, 108.0, 109.0, 112.0, 115.0])
+    monkeypatch.setattr(trace.time, "monotonic", lambda: next(clock))
+    phases = Phases()
+    assert phases.seconds == {}
+    for name in ("importing", "waiting", "connecting"):
+        phases.end(name)
+    # The process has begun while its task started it, and has imported all before its task had read its rows.
+    phases.of_task = [["starting", 101.0, 103.0], ["reading", 103.0, 108.5]]
+    seconds = {"starting": 2.0, "reading": 5.5, "waiting": 0.5, "connecting": 3.0, "preparing": 3.0}
+    assert phases.seconds == seconds
 
 
 def traced(*events, mode="synchronous", error=None, monkeypatch):

@@ -76,6 +76,9 @@ def test_ranks_when_they_train_together_then_each_tells_its_rows_and_the_slow_on
         for event in epochs:
             assert 0 < event.training_s <= event.seconds and 0 < event.wait_s + event.input_s < event.seconds, event
             assert event.bytes_sent > 0 and 0 < event.training_wait_s <= event.wait_s, event
+        # The first step traces the model; the other ones do not.
+        assert [0 < event.first_step_s < event.training_s for event in epochs] == [True, False]
+        assert epochs[1].first_step_s == 0.0 and epochs[1].start == {}
         first = told(recording, StepEnded)[0]
         assert (first.rank, first.epoch, first.step, first.steps, first.rows) == (rank, 0, 1, 5, min(4, epochs[0].rows))
         # The step that is traced tells nothing of the pace.

@@ -24,6 +24,7 @@ from elephant.modeling.variables import (
     parts_of,
 )
 from elephant.monitor.events import CallbacksDue, RankEpoch, StepEnded
+from elephant.monitor.trace import PROCESS
 from elephant.net.buffers import portable
 from elephant.rank.callbacks.divided_optimizer import DividedOptimizer, read_whole
 from elephant.rank.input.feed import BatchFeed
@@ -235,8 +236,13 @@ class StepProgress(keras.callbacks.Callback):
         self._interval_s = max(_PROGRESS_INTERVAL_S, feed.plan.world_size / _PROGRESS_PER_S)
         self._noted_at = 0.0
         self._is_traced = False
+        # Told with the first epoch.
+        self._start: Mapping[str, float] | None = None
+        self._first_step_s = 0.0
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if self._start is None:
+            self._start = PROCESS.seconds
         self._epoch, self._first, self._last = epoch, -1, 0
         self._began = self._ended = self._step_began = time.monotonic()
         self._counted = (self._exchange.waited_s, self._feed.waited_s, self._exchange.bytes_sent)
@@ -251,6 +257,7 @@ class StepProgress(keras.callbacks.Callback):
 
     def _measure(self) -> None:
         self._measured = (self._last, time.monotonic(), self._exchange.waited_s)
+        self._fed_s = self._feed.waited_s
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         self._ended, self._waited_s = time.monotonic(), self._exchange.waited_s
@@ -261,6 +268,8 @@ class StepProgress(keras.callbacks.Callback):
             self._report(as_numbers(logs))
         if not self._is_traced:
             self._is_traced = True
+            waited_s = self._waited_s - self._measured[2] + self._feed.waited_s - self._fed_s
+            self._first_step_s = max(self._ended - self._measured[1] - waited_s, 0.0)
             self._measure()
 
     def _report(self, logs: dict[str, Any]) -> None:
@@ -298,7 +307,10 @@ class StepProgress(keras.callbacks.Callback):
             input_s=self._feed.waited_s - fed_s,
             bytes_sent=self._exchange.bytes_sent - bytes_sent,
             training_wait_s=self._waited_s - waited_s,
+            first_step_s=self._first_step_s,
+            start=self._start or {},
         )
+        self._start, self._first_step_s = {}, 0.0
         self._reporter.send(self.ended_epoch)
 
 

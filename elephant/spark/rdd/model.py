@@ -333,15 +333,15 @@ class SparkModel:
                 ),
                 preprocessing=BatchFunctions(augment=options.get("augmentation")),
             )
-            progress = Progress(
+            with Progress(
                 num_workers=config.num_ranks,
                 epochs=config.epochs,
                 verbose=config.verbose,
                 waits_for_all=config.waits_for_all,
-            )
-            for text in notes:
-                progress.note(text)
-            result = train(RddRows(rdd, plan, first), job, progress)
+            ) as progress:
+                for text in notes:
+                    progress.note(text)
+                result = train(RddRows(rdd, plan, first), job, progress)
         self._live.take(result, config)
         return result
 

@@ -1,0 +1,213 @@
+"""``elephant attach``: what a fit shows where it runs, shown elsewhere, from the file of its events."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from elephant.cli.event_file import FoundEvents, find_events
+from elephant.errors import ConfigurationError
+from elephant.monitor.events import Logged, RunNote, WorkersChanged, kinds_by_line
+from elephant.monitor.listeners import Listeners
+from elephant.monitor.progress import Progress
+from elephant.monitor.report import SHORTEST_S
+from elephant.monitor.summary import FitSummary, event_of
+
+NAME = "elephant attach"
+_POLL_S = 1.0
+# The driver writes the file every five seconds, and more seldom where writing is slow.
+_SILENCE_S = 60.0
+
+
+def attach(given: argparse.Namespace) -> int:
+    """Shows a fit until it ends; returns the exit code."""
+    try:
+        events = find_events(given.run)
+        with Watched(events.name) as watched:
+            return _follow(events, watched, given.timeout)
+    except ConfigurationError as error:
+        sys.stderr.write(f"{NAME}: {given.run}: {error}\n")
+        return 2
+    except OSError as error:
+        sys.stderr.write(
+            f"{NAME}: {given.run}: expected a file that can be read. Received: {error}. Look at its path.\n"
+        )
+        return 1
+    except KeyboardInterrupt:
+        sys.stdout.write(f"left: the fit goes on. elephant attach {given.run} comes back to it\n")
+        return 128 + 2
+
+
+def _follow(events: FoundEvents, watched: Watched, timeout_s: float | None) -> int:
+    state, silent_since, is_said = None, time.monotonic(), False
+    while True:
+        content = None
+        try:
+            now = events.state()
+            if now is not None and now != state:
+                content = events.read()
+        except OSError:
+            # It may be a network away, and has been there.
+            if state is None:
+                raise
+        if content is not None:
+            is_first, state = state is None, now
+            is_said, silent_since = False, time.monotonic()
+            if watched.take(content):
+                return watched.end()
+            if is_first and watched.last_time:
+                # Its driver may be gone for a long time.
+                silent_since -= max(time.time() - watched.last_time, 0.0)
+        silent_s = time.monotonic() - silent_since
+        if silent_s >= _SILENCE_S and not is_said:
+            is_said = True
+            watched.note_silence(silent_s)
+        if timeout_s is not None and silent_s >= timeout_s:
+            sys.stderr.write(
+                f"{NAME}: expected the fit to tell more, or its end. Received: nothing for {silent_s:.0f} s. See "
+                "whether its driver runs, or pass a longer --timeout.\n"
+            )
+            return 1
+        time.sleep(_POLL_S)
+
+
+class Watched:
+    """Fit as the lines of its event file tell it, in a ``with`` block around what is shown.
+
+    Args:
+        name: Of the fit.
+
+    Attributes:
+        last_time: When the last line was written, by the clock of the fit's driver, in seconds since 1970.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._closing = contextlib.ExitStack()
+        self._progress: Progress | None = None
+        self._params: Mapping[str, Any] = {}
+        self._lines: list[bytes] = []
+        self._num_shown = 0
+        # Notes that follow from what ranks have told: the file has them as well.
+        self._own_notes: list[str] = []
+        self._checkpoints = 0
+        self.last_time = 0.0
+
+    def __enter__(self) -> Watched:
+        return self
+
+    def __exit__(self, *exit: Any) -> None:
+        # Without what has happened: who leaves stops no fit.
+        self._closing.close()
+
+    def take(self, content: bytes) -> bool:
+        """Shows what is new in the file; returns whether the fit has ended.
+
+        Raises:
+            ConfigurationError: There are no events of a fit.
+        """
+        # A line without its end is being written.
+        self._lines = content.split(b"\n")[:-1]
+        try:
+            lines = [json.loads(line) for line in self._lines]
+            of_moment = [line for line in lines if _is_of_moment(line)]
+            lasting = [line for line in lines if not _is_of_moment(line)]
+            with warnings.catch_warnings():
+                # The fit warns where it runs; what is wrong with a loss is said in the end.
+                warnings.simplefilter("ignore")
+                for line in lasting[self._num_shown :]:
+                    self._show(line)
+                self._show_moment(of_moment)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ConfigurationError(
+                f"expected events of a fit, as eventsPath has them written. Received: {content[:60]!r} "
+                f"({type(error).__name__}). Name such a file."
+            ) from error
+        self._num_shown = max(self._num_shown, len(lasting))
+        return bool(lasting) and lasting[-1]["event"] == "fit_end"
+
+    def _show(self, line: Mapping[str, Any]) -> None:
+        self.last_time = float(line["time"])
+        if self._progress is None:
+            self._begin(line)
+            return
+        if line["event"] == "checkpoint":
+            self._checkpoints = line["epochs"]
+        event = event_of(line)
+        if isinstance(event, RunNote) and event.text in self._own_notes:
+            self._own_notes.remove(event.text)
+        elif isinstance(event, WorkersChanged):
+            self._progress.expect(event.workers)
+        elif event is not None:
+            notes = self._progress.record.notes
+            known = len(notes)
+            self._progress.show(event)
+            if not isinstance(event, RunNote):
+                self._own_notes += notes[known:]
+
+    def _show_moment(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Draws the live line once, when it is known of all ranks where they are."""
+        if self._progress is None or not lines:
+            return
+        for line in lines[:-1]:
+            if (event := event_of(line)) is not None:
+                self._progress.record.add(event)
+        self._show(lines[-1])
+
+    def _begin(self, line: Mapping[str, Any]) -> None:
+        if line["event"] != "fit_begin":
+            raise ValueError(line["event"])
+        self._params = line["params"]
+        progress = Progress(
+            num_workers=line.get("ranks", 0),
+            epochs=self._params.get("epochs", 0),
+            verbose=1,
+            waits_for_all=line.get("waits_for_all", False),
+            listeners=Listeners(params=self._params),
+        )
+        self._progress = self._closing.enter_context(progress)
+        self._progress.note(f"{self._name}: {line.get('model', 'a model')}, begun at {_clock(self.last_time)}")
+
+    def note_silence(self, seconds: float) -> None:
+        """Says that nothing has come for some time."""
+        if self._progress is not None:
+            self._progress.note(
+                f"no event for {seconds:.0f} s, the last one at {_clock(self.last_time)}: the fit's driver is gone, or "
+                "busy. Waiting for more; Ctrl-C leaves"
+            )
+
+    def end(self) -> int:
+        """Says how the fit has ended, and where its model is; returns the exit code."""
+        self._closing.close()
+        summary = FitSummary.of_events(self._lines)
+        path = self._params.get("checkpointPath")
+        kept = "" if path is None else f"its checkpoints are in {path}: elephant checkpoints {path} lists them"
+        if summary.state:
+            sys.stderr.write(f"{NAME}: {summary.state}{f'; {kept}' if kept and self._checkpoints else ''}\n")
+            return 1
+        epochs = max(map(len, summary.history.values()), default=0)
+        said = [
+            f"the fit has ended well after {summary.seconds:.1f} s: {epochs:,} epochs, {len(summary.plan):,} ranks, "
+            f"{summary.rows_per_s:,.0f} rows/s",
+            *(f"  {seconds:8.1f} s {name}" for name, seconds in summary.parts_s.items() if seconds >= SHORTEST_S),
+            *(f"advice: {text}" for text in summary.advice),
+            "its model is with the program that has called fit" + (f"; {kept}" if kept else ""),
+        ]
+        sys.stdout.write("\n".join(said) + "\n")
+        sys.stdout.flush()
+        return 0
+
+
+def _is_of_moment(line: Mapping[str, Any]) -> bool:
+    kind = kinds_by_line().get(line["event"])
+    return kind is not None and kind.logged is Logged.LAST
+
+
+def _clock(seconds: float) -> str:
+    return time.strftime("%H:%M:%S UTC", time.gmtime(seconds))
