@@ -46,7 +46,7 @@ from elephant.modeling.keras_saving import (
     require_same_objects,
 )
 from elephant.modeling.layers.sharded_embedding import sharded_embeddings, table_variables
-from elephant.modeling.live_model import take_apart
+from elephant.modeling.live_model import TakenModel, take_apart
 from elephant.modeling.model_equality import (
     are_equal,
     have_equal_weights,
@@ -230,10 +230,10 @@ class ModelSpec:
 
     @property
     def title(self) -> str:
-        """The model in words, and the function that builds it, where there is one."""
-        if self.archive is not None:
+        """The model in words, and the user's function that returns it, where there is one."""
+        if self.archive is not None or isinstance(self.builder, TakenModel):
             return self.info.title
-        return f"{self.info.title}, built by {getattr(self.builder, '__qualname__', self.builder)!s}"
+        return f"{self.info.title}, made by {getattr(self.builder, '__qualname__', self.builder)!s}"
 
     def __repr__(self) -> str:
         return f"<{self.title}>"

@@ -20,6 +20,12 @@ from elephant.monitor.summary import FitSummary, card, page
 SVG = "{http://www.w3.org/2000/svg}"
 
 
+LAYERS = [
+    {"name": "frozen", "kind": "Dense", "shape": "(None, 64)", "params": 50240, "trained": 0},
+    {"name": "<script>", "kind": "Dense", "shape": "(None, 10)", "params": 650, "trained": 650},
+]
+
+
 def event(rank, epoch=0, *, rows=100, seconds=10.0, wait_s=1.0, input_s=0.5, end_s=2.0):
     return RankEpoch(
         rank=rank, epoch=epoch, rows=rows, seconds=seconds, training_s=10.0 - end_s, wait_s=wait_s, input_s=input_s,
@@ -210,8 +216,9 @@ def test_events_when_a_fit_has_ended_then_make_the_page_that_its_summary_makes()
     summary = summary_of(
         *(one for one in FIT if isinstance(one, RankEpoch)), history=HISTORY, plan=plan, statistics=counts,
         options={"epochs": "2"}, versions={"keras": "3"}, notes=["GPU 3 is not seen", "callbacks run here"],
+        layers=LAYERS,
     )  # fmt: skip
-    read = FitSummary.of_events(events_of(*FIT, fitted=SimpleNamespace(summary=summary)))
+    read = FitSummary.of_events(events_of(*FIT, fitted=SimpleNamespace(summary=summary), layers=LAYERS))
     # Of infinity JSON knows nothing.
     assert page(read) == page(summary).replace("inf]", "nan]") and read.starts == []
     assert [{**own, "began_s": 0.0} for own in summary.ranks] == read.ranks
@@ -293,12 +300,6 @@ def test_colors_when_a_theme_is_light_or_dark_then_have_the_contrast_that_wcag_a
         ".elephant-card",
         ".elephant-fit.elephant-card",
     }
-
-
-LAYERS = [
-    {"name": "frozen", "kind": "Dense", "shape": "(None, 64)", "params": 50240, "trained": 0},
-    {"name": "<script>", "kind": "Dense", "shape": "(None, 10)", "params": 650, "trained": 650},
-]
 
 
 def large_summary(**more):

@@ -1633,4 +1633,21 @@ FAULTS = (
         breaks="Rows move though the fit ends before that pays.",
         tests=("tests/data/test_piece_balance.py",),
     ),
+    # What people look at
+    Fault(
+        name="card-markup",
+        file="elephant/monitor/report.py",
+        old="</b> {html.escape(about)}</div>",
+        new="</b> {about}</div>",
+        breaks="A model's name is markup of the notebook that shows its card.",
+        tests=("tests/monitor/test_summary.py",),
+    ),
+    Fault(
+        name="card-of-frozen-layers",
+        file="elephant/modeling/model_info.py",
+        old="for weight in layer.trainable_weights)",
+        new="for weight in layer.weights)",
+        breaks="A card says that frozen layers are trained.",
+        tests=("tests/modeling/test_model_info.py",),
+    ),
 )

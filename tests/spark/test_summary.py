@@ -58,7 +58,7 @@ def build_subclass():
 
 
 def test_estimator_when_its_model_is_not_built_then_is_shown_with_what_is_known():
-    for model, built in ((build_subclass(), ""), (build_subclass, ", built by build_subclass")):
+    for model, built in ((build_subclass(), ""), (build_subclass, ", made by build_subclass")):
         estimator = KerasEstimator(model=model, driverCallbacks=[FitListener()])
         page = ElementTree.fromstring(estimator._repr_html_())
         head = "".join(page[1].itertext())
@@ -86,7 +86,7 @@ def test_fitted_model_when_shown_then_tells_epochs_and_last_numbers(fitted):
     assert repr(without).endswith("0 epochs)") and "<svg" not in without._repr_html_()
 
 
-def test_plot_when_drawn_then_has_a_panel_for_each_metric_with_training_and_validation(fitted):
+def test_plot_when_drawn_then_has_a_panel_for_each_metric_with_training_and_validation(fitted, monkeypatch):
     pyplot = pytest.importorskip("matplotlib.pyplot")
     pyplot.switch_backend("agg")
     loss, mae = fitted.plot()
@@ -95,6 +95,10 @@ def test_plot_when_drawn_then_has_a_panel_for_each_metric_with_training_and_vali
     assert drawn == {"training": [[1, 2.0], [2, 0.51234]], "validation": [[1, 2.5], [2, 0.75]]}
     np.testing.assert_array_equal(mae.get_lines()[0].get_ydata(), HISTORY["mae"])
     pyplot.close(loss.figure)
+    with monkeypatch.context() as without:
+        without.setattr("importlib.util.find_spec", lambda name: None)
+        with pytest.raises(ImportError, match=r"plot needs matplotlib: pip install 'elephant-spark\[local\]'"):
+            fitted.plot()
     with pytest.raises(ConfigurationError, match="plot: expected a model of a fit"):
         KerasModel(fitted.source).plot()
 
