@@ -90,7 +90,7 @@ _STYLE = """
 .elephant-fit tr:last-child td { border-bottom: 0 }
 .elephant-fit th { font-size: .85rem; font-weight: 600; vertical-align: bottom }
 .elephant-fit .ranks th { white-space: normal; overflow-wrap: normal }
-.elephant-fit .ranks th:nth-child(n+4) { min-width: 5.5rem }
+.elephant-fit .ranks th:nth-child(6), .elephant-fit .ranks th:nth-child(7) { min-width: 4.8rem }
 .elephant-fit .ranks th:nth-last-child(-n+2), .elephant-fit .ranks td:nth-last-child(-n+2) { text-align: left }
 .elephant-fit .layers th:nth-child(-n+3), .elephant-fit .layers td:nth-child(-n+3) { text-align: left }
 .elephant-fit th:first-child, .elephant-fit td:first-child { text-align: left }
