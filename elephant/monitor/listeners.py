@@ -227,7 +227,7 @@ class EventFile(Recorder):
 
     def fit_end(self, fitted: Any, error: BaseException | None) -> None:
         about = None if fitted is None else fitted.summary
-        parts = ("seconds", "history", "statistics")
+        parts = ("seconds", "history", "statistics", "before")
         more = {} if about is None else {name: getattr(about, name) for name in parts}
         text = None if error is None else ": ".join(filter(None, [type(error).__name__, str(error)]))
         self._add("fit_end", error=text, **more)

@@ -95,6 +95,8 @@ class FitRecord:
         begun_at: When training began last, in seconds since 1970; a worker that takes another one's place begins none.
         steps: The latest step of each rank in an epoch that has not ended.
         awaited: What is waited for before training begins; None where nothing is.
+        waits: When each such thing was told of first, in seconds since 1970, by its words without their number; without
+            words, when nothing was waited for.
         epochs: Epochs that have ended, with their seconds.
         ended_epochs: How many have, since a rank has started.
         moves: Moves of virtual shards to other ranks, of all attempts.
@@ -117,6 +119,7 @@ class FitRecord:
         self.begun_at: float | None = None
         self.steps: dict[int, StepEnded] = {}
         self.awaited: Awaited | None = None
+        self.waits: dict[str, float] = {}
         self.epochs: list[EpochEnded] = []
         self.ended_epochs = 0
         self.moves: list[ShardsMoved] = []
@@ -197,6 +200,7 @@ class FitRecord:
     @_takes(Awaited)
     def _add_wait(self, awaited: Awaited) -> None:
         self.awaited = awaited if awaited.text else None
+        self.waits.setdefault(awaited.text.strip("0123456789"), time.time())
 
     @_takes(Started)
     def _add_start(self, started: Started) -> None:

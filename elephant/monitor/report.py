@@ -26,6 +26,8 @@ PARTS = {
 _FIRST_STEP = ("the first step, with its trace", "#3b82f6")
 # Parts of a fit beside its epochs, by what a summary calls them, and their colors.
 _BESIDE = {
+    "preparing on the driver": "#0d9488",
+    "pre-flight": "#a8720a",
     "until tasks began": "#64748b",
     "starting the process": "#8b5cf6",
     "reading rows": "#db2777",

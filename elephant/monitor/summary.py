@@ -46,7 +46,7 @@ _SHOWN = 60
 _PLACE = ("host", "device")
 # Parts of a card that have more than so many curves, or lines, are folded at first.
 _OPEN_CURVES, _OPEN_LINES = 3, 12
-_UNTIL_TASKS = "until tasks began"
+_PREPARING, _PREFLIGHT, _UNTIL_TASKS = "preparing on the driver", "pre-flight", "until tasks began"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +65,7 @@ class FitSummary:
         notes: Lines about the fit as a whole, and warnings of its ranks.
         state: Why this is not a fit that has ended well; empty where it is.
         starts: What ranks did before the first epoch of their process; see `elephant.monitor.rank_times.rank_starts`.
+        before: Seconds of what the driver did before it had Spark start tasks, by name; nothing where it is not known.
         layers: A dictionary for each layer of the model: ``name``, ``kind``, ``shape`` of its output, as text,
             ``params``, and ``trained``, how many of these training changes.
     """
@@ -80,6 +81,7 @@ class FitSummary:
     notes: Sequence[str] = ()
     state: str = ""
     starts: Sequence[Mapping[str, Any]] = ()
+    before: Mapping[str, float] = field(default_factory=dict)
     layers: Sequence[Mapping[str, Any]] = ()
 
     @classmethod
@@ -114,6 +116,7 @@ class FitSummary:
             options=begin.get("options", {}),
             versions=begin.get("versions", {}),
             state=read.state,
+            before=end.get("before", {}),
             layers=begin.get("layers", ()),
         )
 
@@ -126,8 +129,8 @@ class FitSummary:
             values: Those of the fields that a record does not have.
         """
         ranks = rank_times(record.rank_epochs, together=record.together, began_at=began_at)
-        starts = rank_starts(record.rank_epochs, began_at)
-        return cls(plan=record.plan, ranks=ranks, starts=starts, notes=list(record.notes), **values)
+        known = {"starts": rank_starts(record.rank_epochs, began_at), "before": _before(record, began_at), **values}
+        return cls(plan=record.plan, ranks=ranks, notes=list(record.notes), **known)
 
     @property
     def staleness(self) -> dict[int, int]:
@@ -147,15 +150,17 @@ class FitSummary:
 
         Examples:
             >>> fitted.summary.parts_s  # doctest: +SKIP
-            {'until tasks began': 1.2, 'starting the process': 0.4, 'reading rows': 0.7, ...
-             'in epochs': 4.7, 'between and after them': 0.2}
+            {'preparing on the driver': 0.3, 'pre-flight': 0.6, 'until tasks began': 0.3, 'starting the process': 0.4,
+             ..., 'in epochs': 4.7, 'between and after them': 0.2}
         """
         firsts = {one["rank"]: one for one in sorted(self.starts, key=lambda one: -float(one["began_s"]))}
         if not firsts:
             return {}
         names = ("rank", "began_s")
         last = max(firsts.values(), key=lambda one: sum(value for name, value in one.items() if name != "rank"))
-        start = {_UNTIL_TASKS: last["began_s"]} | {name: part for name, part in last.items() if name not in names}
+        before = dict(self.before) if sum(self.before.values()) <= last["began_s"] else {}
+        start = {**before, _UNTIL_TASKS: last["began_s"] - sum(before.values())}
+        start |= {name: part for name, part in last.items() if name not in names}
         slowest: dict[int, float] = {}
         for of_rank in self.ranks:
             slowest[of_rank["epoch"]] = max(slowest.get(of_rank["epoch"], 0.0), of_rank["seconds"])
@@ -196,6 +201,14 @@ class FitSummary:
 
     def _repr_html_(self) -> str:
         return sections(self)
+
+
+def _before(record: FitRecord, began_at: float) -> dict[str, float]:
+    """Returns the seconds until the first thing that was waited for, the pre-flight, and of that until the next one."""
+    moments = list(record.waits.values())[:2]
+    if len(moments) < 2:
+        return {}
+    return {_PREPARING: max(moments[0] - began_at, 0.0), _PREFLIGHT: max(moments[1] - moments[0], 0.0)}
 
 
 class _Lines:

@@ -59,7 +59,7 @@ def fit(tmp_path, monkeypatch):
 
 def end(told, error=None):
     """Ends the fit, which ends once more after the test."""
-    summary = SimpleNamespace(seconds=61.5, history={"loss": [1.0, 0.5, 0.25]}, statistics={})
+    summary = SimpleNamespace(seconds=61.5, history={"loss": [1.0, 0.5, 0.25]}, statistics={}, before={})
     told.fitted = None if error else SimpleNamespace(summary=summary)
     told.__exit__(None, error, None)
 

@@ -10,10 +10,21 @@ import pytest
 from browser import Frame, look_at, needs_browser
 
 from elephant.errors import ConfigurationError
+from elephant.monitor import record as record_module
 from elephant.monitor import report
-from elephant.monitor.events import EpochEnded, RankEpoch, RankFailure, RunNote, Started, from_message, to_message
+from elephant.monitor.events import (
+    Awaited,
+    EpochEnded,
+    RankEpoch,
+    RankFailure,
+    RunNote,
+    Started,
+    from_message,
+    to_message,
+)
 from elephant.monitor.listeners import EventFile, Listeners
 from elephant.monitor.rank_times import rank_starts, rank_times
+from elephant.monitor.record import FitRecord
 from elephant.monitor.report import timeline_svg
 from elephant.monitor.summary import FitSummary, card, page
 
@@ -227,9 +238,23 @@ def test_events_when_a_fit_has_ended_then_make_the_page_that_its_summary_makes()
 
 def test_events_when_ranks_tell_how_they_began_then_make_the_parts_and_the_time_line_that_the_fit_makes():
     lines = events_of(*TIMED, EpochEnded(rank=0, epoch=1, logs={"loss": 1.0}), began=1000.0, fitted=SimpleNamespace(
-        summary=SimpleNamespace(seconds=30.0, history={}, statistics={})))  # fmt: skip
+        summary=SimpleNamespace(seconds=30.0, history={}, statistics={}, before={"pre-flight": 1.0})))  # fmt: skip
     read, known = FitSummary.of_events(lines), timed_summary()
-    assert (read.starts, read.ranks, read.parts_s) == (known.starts, known.ranks, known.parts_s)
+    assert (read.starts, read.ranks) == (known.starts, known.ranks)
+    # Of the time before there were tasks, the driver knows more.
+    assert read.parts_s == {"pre-flight": 1.0, **known.parts_s, "until tasks began": 4.5}
+
+
+def test_summary_when_a_driver_has_said_what_it_waits_for_then_has_the_seconds_before_spark_starts_tasks(monkeypatch):
+    record, clock = FitRecord(), [1000.5]
+    monkeypatch.setattr(record_module.time, "time", lambda: clock[0])
+    for text, seconds in (("the look", 0.25), ("the look", 0.25), ("tasks", 2.0), ("2 running tasks", 3.0), ("", 9.0)):
+        record.add(Awaited(text=text, seconds=0))
+        clock[0] += seconds
+    summary = FitSummary.of_record(record, began_at=1000.0, model="m", seconds=20.0, history={})
+    assert summary.before == {"preparing on the driver": 0.5, "pre-flight": 0.5}
+    unknown = FitSummary.of_record(FitRecord(), began_at=1000.0, model="m", seconds=20.0, history={})
+    assert unknown.before == unknown.parts_s == {}
 
 
 def test_events_when_a_fit_goes_on_or_has_failed_then_make_the_page_so_far_and_say_so():
