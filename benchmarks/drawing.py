@@ -68,24 +68,25 @@ def differences(measured: Sequence[Measurement]) -> str:
     # A place of its own where there is no difference at all.
     digits = [math.floor(math.log10(each.ratio)) if each.ratio else -9 for each in shown]
     least, most = min(digits), max(digits) + 1
-    width, height = _LABELS + _BARS + 170, _TOP + (_ROW + 8) * len(shown) + 14
+    top = _TOP + 24
+    width, height = _LABELS + _BARS + 190, top + (_ROW + 8) * len(shown) + 14
 
     def place(value: float) -> float:
         return _LABELS + _BARS * (math.log10(max(value, 10.0**least)) - least) / (most - least)
 
     passes, rows = shown[0].case["passes"], shown[0].case["rows"]
-    drawn = []
+    title = f"Largest difference from one process' weights in float64, {passes} passes over {rows:,} rows"
+    drawn = [f'<text x="{_LABELS}" y="16">{title}</text>']
     for power in range(least, most + 1):
         x = place(10.0**power)
-        drawn.append(f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="24" y2="{height - 8}" stroke-opacity="0.35"/>')
-        drawn.append(f'<text x="{x:.1f}" y="16" text-anchor="middle">{_power(power)}</text>')
+        drawn.append(f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="46" y2="{height - 8}" stroke-opacity="0.35"/>')
+        drawn.append(f'<text x="{x:.1f}" y="40" text-anchor="middle">{_power(power)}</text>')
     for line, each in enumerate(shown):
-        y, end = _TOP + line * (_ROW + 8), place(each.ratio)
+        y, end = top + line * (_ROW + 8), place(each.ratio)
         own = each.case["program"] == "elephant"
         drawn += _bar(_PROGRAMS[each.case["program"]], y, end, "bar" if own else "other", "note" if own else "")
-        said = f"{each.ratio:.1e}, {_counted(each.case)}"
+        said = f"{_scientific(each.ratio)}, {_counted(each.case)}"
         drawn.append(f'<text x="{end + 6:.1f}" y="{y + 12}"{_class("note" if own else "")}>{said}</text>')
-    title = f"Largest difference from one process' weights in float64, {passes} passes over {rows:,} rows"
     return _svg(width, height, title, drawn)
 
 
@@ -126,19 +127,23 @@ def killed_fit(measured: Measurement) -> str:
     lost = f"SIGKILL ends one of {measured.case['ranks']} training processes."
     equal = "the same to the bit" if measured.medians["weights_as_expected"] else "different"
     drawn += [
-        f'<text x="{width - right}" y="{height - 8}" text-anchor="end">seconds since the first epoch ended</text>',
+        _right(width - right, height - 8, "seconds since the first epoch ended"),
         f'<text x="{left - 44}" y="{top - 12}">loss</text>',
-        f'<text class="note" x="{end + 8:.1f}" y="{top + 14}">{lost}</text>',
-        f'<text x="{end + 8:.1f}" y="{top + 32}">All take the next step {lost_s:.1f} s later.</text>',
-        f'<text x="{end + 8:.1f}" y="{top + 50}">In the end the weights are {equal}</text>',
-        f'<text x="{end + 8:.1f}" y="{top + 66}">as those of the fit that nothing disturbed (dashed).</text>',
+        _right(width - right, top + 14, lost, "note"),
+        _right(width - right, top + 32, f"All take the next step {lost_s:.1f} s later."),
+        _right(width - right, top + 50, f"In the end the weights are {equal}"),
+        _right(width - right, top + 66, "as of the same fit left alone (dashed)."),
     ]
     return _svg(width, height, "Loss of a fit in which a training process is killed", drawn)
 
 
 def _bar(label: str, y: int, end: float, of_class: str, text_class: str = "") -> tuple[str, str]:
-    name = f'<text x="{_LABELS - 8}" y="{y + 12}" text-anchor="end"{_class(text_class)}>{html.escape(label)}</text>'
+    name = _right(_LABELS - 8, y + 12, label, text_class)
     return name, f'<rect class="{of_class}" x="{_LABELS}" y="{y}" width="{end - _LABELS:.1f}" height="{_ROW - 6}"/>'
+
+
+def _right(x: int, y: int, words: str, of_class: str = "") -> str:
+    return f'<text x="{x}" y="{y}" text-anchor="end"{_class(of_class)}>{html.escape(words)}</text>'
 
 
 def _class(name: str) -> str:
@@ -158,6 +163,16 @@ def _counted(case: Mapping[str, int]) -> str:
 def _power(power: int) -> str:
     digits = str(power).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
     return f"10{digits}"
+
+
+def _scientific(value: float) -> str:
+    """Returns a number with the power of ten that tells its size.
+
+    >>> _scientific(0.00073)
+    '7.3 × 10⁻⁴'
+    """
+    digits, power = f"{value:.1e}".split("e")
+    return f"{digits} × {_power(int(power))}"
 
 
 def _round_values(low: float, high: float) -> list[float]:
