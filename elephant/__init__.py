@@ -87,6 +87,8 @@ def __getattr__(name: str) -> Any:
                 found = globals()[name] = getattr(importlib.import_module(_HOME[name]), name)
             return found
         except ModuleNotFoundError as error:
+            from elephant.errors import help_url
+
             missing = str(error.name).split(".")[0]
             extra = "spark" if missing in _OF_SPARK else missing
             if extra == missing and missing not in importlib.import_module("elephant.backends").BACKENDS:
@@ -94,7 +96,7 @@ def __getattr__(name: str) -> Any:
             raise ModuleNotFoundError(
                 f"elephant.{name}: expected {missing} to be installed. Received: {error}. Run pip install "
                 f"'elephant-spark[{extra}]', or pip install 'elephant-spark[local]', which brings Spark, "
-                "TensorFlow and a Java runtime.",
+                f"TensorFlow and a Java runtime.\nSee {help_url('no-spark-or-tensorflow-on-the-driver')}",
                 name=error.name,
             ) from None
     if name == "collective":

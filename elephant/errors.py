@@ -26,7 +26,8 @@
 
 A message says what was expected, what came, and what to do next. Every class
 pickles, so that an error crosses process borders with its data. As the message has it all, `brief_errors`
-leaves the frames of elephant's own code out of what is shown.
+leaves the frames of elephant's own code out of what is shown, and has it end with the address of the section of
+``docs/troubleshooting.md`` that says more: the ``topic`` of the error, or of its class.
 """
 
 from __future__ import annotations
@@ -47,6 +48,11 @@ from typing import Any, TypeVar, cast
 with contextlib.suppress(ImportError):
     import resource
 
+# Where the documentation is; mkdocs.yml has it too.
+SITE = "https://elephant-spark.github.io/elephant/"
+# Of a process that the system, or somebody, has ended: its output says nothing of it.
+KILLED = "was killed (signal 9)"
+_FEW_LINES = 3
 # Set to anything, it has elephant show every frame of its errors, and Spark's own.
 FULL_TRACEBACK = "ELEPHANT_FULL_TRACEBACK"
 _INSTALLED = ("<frozen", *{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
@@ -57,7 +63,38 @@ Function = TypeVar("Function", bound="Callable[..., Any]")
 
 
 class ElephantError(Exception):
-    """Base of all errors that elephant raises on purpose."""
+    """Base of all errors that elephant raises on purpose.
+
+    Args:
+        texts: What was expected, what came, and what to do next.
+        topic: The section on troubleshooting that says more, as its address names it; empty leaves it to the class.
+
+    Examples:
+        >>> print(SchemaError("labelCol: expected ...", topic="nulls").help_url)
+        https://elephant-spark.github.io/elephant/troubleshooting/#nulls
+    """
+
+    topic: str = ""
+    # Set where it leaves for the user's code: one that is quoted in another, or reported to the driver, has no address.
+    _is_shown = False
+
+    def __init__(self, *texts: object, topic: str = "") -> None:
+        super().__init__(*texts)
+        if topic:
+            self.topic = topic
+
+    @property
+    def message(self) -> str:
+        """Text of the error, without the address that it ends with where users see it."""
+        return super().__str__()
+
+    @property
+    def help_url(self) -> str:
+        """Address of the section that says what to do about it."""
+        return help_url(self.topic)
+
+    def __str__(self) -> str:
+        return shown_text(self) if self._is_shown else self.message
 
     def _render_traceback_(self) -> list[str]:
         """Returns the lines that IPython shows, which looks for a method of this name: without elephant's frames."""
@@ -66,20 +103,37 @@ class ElephantError(Exception):
         return list(shell.InteractiveTB.structured_traceback(type(self), self, trace))
 
 
+def help_url(topic: str) -> str:
+    """Returns the address of a section of the page on troubleshooting; without one, that of the page.
+
+    >>> help_url("no-java")
+    'https://elephant-spark.github.io/elephant/troubleshooting/#no-java'
+    """
+    return f"{SITE}troubleshooting/" + (f"#{topic}" if topic else "")
+
+
 class ConfigurationError(ElephantError, ValueError):
     """A parameter has a value, or a model a form, that cannot work."""
+
+    topic = "params-and-options"
 
 
 class UnsupportedError(ElephantError, ValueError):
     """Something that elephant knows by name and does not offer in this version."""
 
+    topic = "params-and-options"
+
 
 class UnknownOptionError(ElephantError, TypeError):
     """A param, or an argument by name, that there is not; the message lists those that there are."""
 
+    topic = "params-and-options"
+
 
 class DataError(ElephantError, ValueError):
     """Rows that cannot be trained on: nulls, ragged arrays, a wrong width, no rows."""
+
+    topic = "columns-and-rows"
 
 
 class SchemaError(DataError):
@@ -88,6 +142,8 @@ class SchemaError(DataError):
 
 class ClusterError(ElephantError, RuntimeError):
     """The Spark application lacks what the fit needs, such as task slots."""
+
+    topic = "the-cluster"
 
 
 class TrainingError(ElephantError, RuntimeError):
@@ -98,6 +154,7 @@ class TrainingError(ElephantError, RuntimeError):
         is_counted: Whether a loss that led to it was counted as a restart already.
     """
 
+    topic = "while-it-trains"
     retryable: bool = False
     is_counted: bool = False
 
@@ -113,8 +170,12 @@ class WorkerFailure(TrainingError):  # noqa: N818  (what happened to one rank)
         step: The step of the fit that it was in, counted from one over all epochs, or the first of those that it took
             by one call; None before the first or unknown.
         traceback: The worker's own traceback, or an empty string.
-        log_tail: The last lines that its training process printed.
+        log_tail: The last lines that its training process printed; the message has the last few of them where a
+            traceback says more.
+        topic: As of every error; without one, what to do where the user's own code raised it.
     """
+
+    topic = "an-error-in-your-own-code"
 
     def __init__(
         self,
@@ -126,6 +187,7 @@ class WorkerFailure(TrainingError):  # noqa: N818  (what happened to one rank)
         step: int | None = None,
         traceback: str = "",
         log_tail: str = "",
+        topic: str = "",
     ) -> None:
         self.summary = summary
         self.rank = rank
@@ -142,12 +204,20 @@ class WorkerFailure(TrainingError):  # noqa: N818  (what happened to one rank)
             trace = trace.removesuffix(summary).rstrip() if "\n" in summary else trace
             parts.append(f"Traceback of rank {rank}:\n{trace}")
         if log_tail:
-            parts.append(f"Last lines of rank {rank}'s training process:\n{log_tail.rstrip()}")
-        super().__init__("\n\n".join(parts))
+            parts.append(_end_of_output(log_tail, rank, of_little_use=bool(traceback) or KILLED in summary))
+        super().__init__("\n\n".join(parts), topic=topic)
 
     def __reduce__(self) -> tuple[Any, ...]:
         about = {name: getattr(self, name) for name in ("rank", "host", "executor", "step", "traceback", "log_tail")}
-        return (_rebuild_worker_failure, (self.summary, about))
+        return (_rebuild_worker_failure, (self.summary, about), vars(self))
+
+
+def _end_of_output(log_tail: str, rank: int, *, of_little_use: bool) -> str:
+    """Returns what a message shows of the last lines of a process: a few where something else says what happened."""
+    lines = log_tail.rstrip().splitlines()
+    if not of_little_use or len(lines) <= _FEW_LINES:
+        return "\n".join([f"Last lines of rank {rank}'s training process:", *lines])
+    return "\n".join([f"Last lines of rank {rank}'s training process (more in log_tail):", *lines[-_FEW_LINES:]])
 
 
 def _rebuild_worker_failure(summary: str, about: dict[str, Any]) -> WorkerFailure:
@@ -157,13 +227,19 @@ def _rebuild_worker_failure(summary: str, about: dict[str, Any]) -> WorkerFailur
 class ServerFailedError(TrainingError):
     """A parameter server has given the fit up; the message says why."""
 
+    topic = "a-parameter-server-that-failed"
+
 
 class JobCancelledError(TrainingError):
     """The Spark job was cancelled: by its group or tag, in Spark's web pages, or with the whole session."""
 
+    topic = "a-fit-that-was-cancelled"
+
 
 class CheckpointError(TrainingError):
     """A checkpoint could not be written or read; the message says what is still there."""
+
+    topic = "checkpoints"
 
 
 class PreemptedError(TrainingError):
@@ -171,6 +247,8 @@ class PreemptedError(TrainingError):
 
     A fit with ``maxRestarts`` goes on from there, and counts no restart.
     """
+
+    topic = "a-fit-that-was-cancelled"
 
 
 class RowsMovedError(TrainingError):
@@ -182,6 +260,8 @@ class RowsMovedError(TrainingError):
 
 class NetworkError(ElephantError, ConnectionError):
     """A connection between two processes of one fit does not work."""
+
+    topic = "connections-between-workers"
 
 
 class AuthenticationError(NetworkError):
@@ -252,10 +332,29 @@ def text_of(error: BaseException) -> str:
         )
     if code == errno.ENFILE:
         return f"{error}: this host has all descriptors that it may have. Raise fs.file-max there, or end what has them"
-    return str(error)
+    return error.message if isinstance(error, ElephantError) else str(error)
 
 
-def user_error(kind: str, message: str) -> ElephantError | None:
+def shown_text(error: BaseException) -> str:
+    """Returns the text of an error as users see it: elephant's own end with the address of what says more.
+
+    >>> print(shown_text(DataError("fit: expected rows to train on.", topic="no-rows")))
+    fit: expected rows to train on.
+    See https://elephant-spark.github.io/elephant/troubleshooting/#no-rows
+    """
+    return f"{error.message}\nSee {error.help_url}" if isinstance(error, ElephantError) else str(error)
+
+
+def topic_of(error: BaseException) -> str:
+    """Returns the section on troubleshooting that an error points to; empty of one that is not elephant's.
+
+    >>> topic_of(DataError("no rows", topic="no-rows")), topic_of(DataError("no")), topic_of(KeyError("x"))
+    ('no-rows', 'columns-and-rows', '')
+    """
+    return error.topic if isinstance(error, ElephantError) else ""
+
+
+def user_error(kind: str, message: str, topic: str = "") -> ElephantError | None:
     """Returns the error of the given kind if it is about what the user passed, whichever process met it.
 
     >>> user_error("elephant.DataError", "no rows")
@@ -264,7 +363,7 @@ def user_error(kind: str, message: str) -> ElephantError | None:
     True
     """
     by_kind = {f"elephant.{error.__name__}": error for error in _ABOUT_WHAT_WAS_PASSED}
-    return by_kind[kind](message) if kind in by_kind else None
+    return by_kind[kind](message, topic=topic) if kind in by_kind else None
 
 
 def expect(holds: bool, name: str, expected: str, received: object) -> None:
@@ -290,7 +389,7 @@ def short_text(error: BaseException, limit: int = 500) -> str:
     >>> short_text(ValueError("one\\ntwo"))
     'ValueError: one two'
     """
-    return f"{type(error).__name__}: {(first_paragraph(str(error)) or 'no message')[:limit].rstrip('.')}"
+    return f"{type(error).__name__}: {(first_paragraph(text_of(error)) or 'no message')[:limit].rstrip('.')}"
 
 
 def first_paragraph(text: str) -> str:
@@ -308,7 +407,7 @@ def first_line(error: BaseException | str) -> str:
 
 
 def brief_errors(function: Function) -> Function:
-    """Decorates what users call: errors that elephant raises in it show the users' frames, and none of elephant's.
+    """Decorates what users call: elephant's errors show the users' frames alone, and end with an address that helps.
 
     Of the errors behind such a one, those without a frame of the user's code are not shown, Spark's with its Java stack
     among them: the message tells what they were about. Each is still the ``__context__`` of the next.
@@ -319,9 +418,15 @@ def brief_errors(function: Function) -> Function:
         try:
             return function(*args, **kwargs)
         except ElephantError as error:
+            error._is_shown = True
             if FULL_TRACEBACK not in os.environ:
                 _shorten(error)
             raise error  # ELEPHANT_FULL_TRACEBACK=1 shows all frames
+        except KeyboardInterrupt as error:
+            # Where elephant waited just then says nothing to who has stopped it.
+            if FULL_TRACEBACK not in os.environ:
+                _shorten(error)
+            raise
         except Exception as error:
             # The error may be that of a callback that runs here.
             if FULL_TRACEBACK not in os.environ:

@@ -10,6 +10,7 @@ from tables import every_case
 
 import elephant
 import elephant.options
+from elephant import errors
 from elephant.cli import bench
 from elephant.cli import main as program
 from elephant.config import Timeouts
@@ -52,6 +53,30 @@ def test_modules_when_pages_of_the_code_name_them_then_are_there():
             if not (ROOT / name).exists() and not any(path.endswith("/" + name) for path in paths):
                 offenders.append(f"{name_of(page)}: {name}")
     assert not offenders, "\n".join(offenders)
+
+
+def test_sections_when_errors_point_to_them_then_are_on_the_page_and_at_the_site_s_address():
+    """The last line of each error is the address of a heading of docs/troubleshooting.md."""
+    headings, named = heading_anchors(ROOT / "docs" / "troubleshooting.md"), set()
+    for path in (ROOT / "elephant").rglob("*.py"):
+        named |= topics_in(ast.parse(path.read_text()))
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+    named |= {kind.topic for kind in kinds if kind is not errors.ElephantError}
+    assert len(named) > 30 and named <= headings
+    site = re.search(r"^site_url: (.*)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)[1]
+    assert errors.DataError("", topic="nulls").help_url == f"{site}troubleshooting/#nulls"
+
+
+def topics_in(tree):
+    """Returns the strings that code has as a topic: as an argument, a default, or a constant of such a name."""
+    values = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.keyword) and node.arg == "topic":
+            values.append(node.value)
+        elif isinstance(node, ast.Assign) and "topic" in ast.unparse(node.targets[0]).lower():
+            values.append(node.value)
+    strings = [node.value for value in values for node in ast.walk(value) if isinstance(node, ast.Constant)]
+    return {text for text in strings if re.fullmatch(r"[a-z][a-z-]+", str(text))}
 
 
 def broken_links(page):

@@ -10,8 +10,10 @@ import pytest
 from tables import every_case
 
 from elephant import errors
+from elephant.driver.coordinator_policy import as_error
 from elephant.monitor.events import RankFailure
 from elephant.rank import __main__ as program
+from elephant.task.process import exit_text
 from elephant.task.task import RankProcessError
 
 
@@ -30,6 +32,47 @@ def test_worker_error_when_its_text_is_a_page_then_the_traceback_does_not_end_in
     assert error.traceback.endswith(f"{page}\n")
 
 
+def test_worker_error_when_a_traceback_or_a_kill_says_more_then_shows_the_last_three_lines_of_its_output():
+    output = "\n".join(map(str, range(30)))
+    for about in ({"summary": "ValueError: no", "traceback": "File x"}, {"summary": exit_text(-9)}):
+        error = errors.WorkerFailure(**about, rank=3, host="h", log_tail=output)
+        assert str(error).endswith("training process (more in log_tail):\n27\n28\n29") and error.log_tail == output
+    crash = errors.WorkerFailure(exit_text(-11), rank=3, host="h", log_tail=output)
+    assert str(crash).endswith(f"training process:\n{output}")
+
+
+GRAPH_ERROR = f"""Graph execution error:
+
+Detected at node compile_loss/mse/sub defined at (most recent call last):
+  File "<frozen runpy>", line 198, in _run_module_as_main
+
+  File "{errors.__file__}", line 666, in <module>
+    main()
+
+  File "/home/me/train.py", line 3, in call
+    return x @ y
+
+  File "/venv/lib/python3.11/site-packages/keras/src/backend/tensorflow/trainer.py", line 81, in train_step
+    gradients = tape.gradient(loss, trainable_weights)
+
+Incompatible shapes: [16] vs. [16,3]"""
+
+
+def test_worker_error_when_tensorflow_says_where_a_node_was_made_then_shows_the_user_s_frames_alone():
+    with pytest.raises(ValueError, match="Graph") as raised:
+        raise ValueError(GRAPH_ERROR)
+    failure = program.failure_of(raised.value)
+    lines = [line for line in failure.message.splitlines() if line]
+    assert lines == [
+        "Graph execution error:",
+        "Detected at node compile_loss/mse/sub defined at (most recent call last):",
+        '  File "/home/me/train.py", line 3, in call',
+        "    return x @ y",
+        "Incompatible shapes: [16] vs. [16,3]",
+    ]
+    assert str(as_error(failure)).count("Incompatible") == 1
+
+
 def test_rank_process_error_when_pickled_then_keeps_its_failure():
     error = RankProcessError(RankFailure(kind="K", message="m", traceback="t", log_tail="l"))
     assert pickle.loads(pickle.dumps(error)).failure == error.failure
@@ -41,6 +84,48 @@ def test_error_when_pickled_then_keeps_its_text(name):
     copy = pickle.loads(pickle.dumps(kind("text")))
     assert type(copy) is kind and str(copy) == "text"
     assert issubclass(kind, errors.ElephantError)
+
+
+HELP = "See https://elephant-spark.github.io/elephant/troubleshooting/"
+
+
+def test_error_when_it_reaches_the_user_then_ends_with_one_address_and_quoted_or_reported_with_none():
+    @errors.brief_errors
+    def check():
+        raise errors.DataError("column 'x': a null.", topic="nulls")
+
+    @errors.brief_errors
+    def fit():
+        try:
+            check()
+        except errors.DataError as error:
+            raise errors.ClusterError(f"rank 1: {errors.short_text(error)}.") from error
+
+    with pytest.raises(errors.DataError) as failure:
+        errors.brief_errors(check)()
+    assert str(failure.value) == f"column 'x': a null.\n{HELP}#nulls"
+    assert failure.value.args == ("column 'x': a null.",) == (errors.text_of(failure.value),)
+    copy = pickle.loads(pickle.dumps(failure.value))
+    assert str(copy) == str(failure.value)
+    with pytest.raises(errors.ClusterError) as failure:
+        fit()
+    assert str(failure.value) == f"rank 1: DataError: column 'x': a null.\n{HELP}#the-cluster"
+    reported = program.failure_of(errors.DataError("a null", topic="nulls"))
+    error = as_error(reported)
+    assert (str(error), error.topic) == ("a null", "nulls")
+
+
+@every_case(
+    ("kind", "topic"),
+    [
+        ("ValueError", "an-error-in-your-own-code"),
+        (errors.ENDED, "a-process-that-ended"),
+        (errors.FROZEN, "a-worker-that-is-silent"),
+    ],
+)
+def test_worker_failure_when_its_process_ended_without_a_word_then_points_to_that(kind, topic):
+    copy = pickle.loads(pickle.dumps(as_error(RankFailure(rank=1, host="h", kind=kind, message="no"))))
+    assert copy.topic == topic
 
 
 SPARK = """
@@ -146,7 +231,7 @@ def test_error_when_ipython_shows_it_then_no_frame_of_elephant_is_left(monkeypat
     monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
     lines = failing(module("pyspark.sql.dataframe", SPARK).collect)._render_traceback_()
     assert [line.split(", in ")[1].split("\n")[0] for line in lines if line.startswith("  File")] == ["failing"]
-    assert lines[-1].endswith("rank 1 on h failed: ValueError: no\n")
+    assert lines[-1].endswith(f"rank 1 on h failed: ValueError: no\n{HELP}#an-error-in-your-own-code\n")
 
 
 def test_warning_when_elephant_gives_it_then_names_the_user_s_line():

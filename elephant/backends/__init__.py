@@ -43,7 +43,8 @@ def backend_named(name: str) -> Backend:
     if name not in BACKENDS:
         raise UnsupportedError(
             f"Keras backend: expected one of {', '.join(BACKENDS)}. Received: {name!r}. Set KERAS_BACKEND to one of "
-            "these for driver and executors."
+            "these for driver and executors.",
+            topic="another-keras-backend",
         )
     return BACKENDS[name]
 

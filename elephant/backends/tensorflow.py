@@ -146,7 +146,8 @@ class TensorFlowBackend(Backend):
             raise ConfigurationError(
                 "DistributedOptimizer: expected a step without XLA, which cannot contain the exchange between ranks. "
                 "Received: jit_compile=True. Pass jit_compile=False to model.compile ('auto' means True where there "
-                "is a GPU) or to tf.function."
+                "is a GPU) or to tf.function.",
+                topic="functions-on-workers",
             )
 
     def leave_compiled_step(self, model: keras.Model) -> str:

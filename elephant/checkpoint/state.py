@@ -144,7 +144,8 @@ def require_same_fit(kept: Mapping[str, Any], config: FitConfig, url: str) -> No
         if name not in ("num_workers", "batch_size", "cache", "elastic") and name in kept and kept[name] != value:
             raise ConfigurationError(
                 f"{name}: expected {kept[name]!r}, with which the checkpoints in {url} were made. Received: {value!r}. "
-                "Leave it as it was, or give another checkpointPath to a fit that begins anew."
+                "Leave it as it was, or give another checkpointPath to a fit that begins anew.",
+                topic="checkpoints",
             )
 
 
@@ -158,7 +159,8 @@ def require_same_optimizers(facts: Mapping[str, Any], names: Sequence[str]) -> N
         raise ConfigurationError(
             f"model: expected to be compiled with {', '.join(kept)}, with which the checkpoint was made. "
             f"Received: {', '.join(names)}. Compile it as it was, or give another checkpointPath to a fit that begins "
-            "anew."
+            "anew.",
+            topic="checkpoints",
         )
 
 

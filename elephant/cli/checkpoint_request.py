@@ -10,7 +10,7 @@ import argparse
 import sys
 import time
 
-from elephant.errors import ElephantError
+from elephant.errors import ElephantError, shown_text
 
 NAME = "elephant checkpoint"
 _POLL_S = 0.1
@@ -33,7 +33,7 @@ def request_checkpoint(given: argparse.Namespace) -> int:
                 return 0
         taken = not manager.take_wish()
     except (ElephantError, OSError) as error:
-        sys.stderr.write(f"{NAME}: {error}\n")
+        sys.stderr.write(f"{NAME}: {shown_text(error)}\n")
         return 1
     why = "a fit has taken the wish, and has written none yet" if taken else "no fit that trains has read the wish"
     sys.stderr.write(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from elephant.errors import CheckpointError, ConfigurationError, ElephantError
+from elephant.errors import CheckpointError, ConfigurationError, ElephantError, shown_text
 
 if TYPE_CHECKING:
     from elephant.checkpoint.manager import CheckpointManager, SurveyedCheckpoint
@@ -60,7 +60,7 @@ def _require_both(given: argparse.Namespace) -> None:
 
 
 def _failed(error: Exception, code: int) -> int:
-    sys.stderr.write(f"{NAME}: {error}\n")
+    sys.stderr.write(f"{NAME}: {shown_text(error)}\n")
     return code
 
 

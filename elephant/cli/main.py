@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from elephant import __version__
 from elephant.cluster.session import require_master
-from elephant.errors import ConfigurationError
+from elephant.errors import ConfigurationError, shown_text
 from elephant.kinds import METRIC
 from elephant.options import MODES, full_mode
 
@@ -141,7 +141,7 @@ def _report(given: argparse.Namespace) -> int:
         page = os.path.join(given.output, f"{events.name}.html") if os.path.isdir(given.output) else given.output
         path = FitSummary.of_events(events.read().splitlines()).report(page)
     except ConfigurationError as error:
-        sys.stderr.write(f"elephant report: {given.run}: {error}\n")
+        sys.stderr.write(f"elephant report: {given.run}: {shown_text(error)}\n")
         return 2
     except OSError as error:
         expected = "expected a file that can be read, and one that can be written"

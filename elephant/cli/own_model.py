@@ -12,7 +12,7 @@ from elephant.cluster.session import require_master
 from elephant.errors import ClusterError, ConfigurationError, short_text
 from elephant.jobs.inputs import require_code
 from elephant.jobs.settings import TRAIN, Setting, settings_of
-from elephant.jobs.submission import leave_out_warnings, line_of, read_settings, require_one
+from elephant.jobs.submission import leave_out_warnings, read_settings, require_one, shown_line
 from elephant.kinds import SPARK_OPTIONS, TEXT
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def note(name: str, text: str) -> None:
 
 def failed(name: str, error: Exception, code: int) -> int:
     """Says why a command has failed, in one line, and returns its exit code."""
-    note(name, line_of(error))
+    note(name, shown_line(error))
     return code
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from elephant.config import Timeouts
 from elephant.driver.run import run
-from elephant.errors import ClusterError, ConfigurationError, ElephantError, UnsupportedError, short_text
+from elephant.errors import ClusterError, ConfigurationError, ElephantError, UnsupportedError, short_text, shown_text
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,7 +37,7 @@ def run_script(given: argparse.Namespace) -> int:
     except SyntaxError as error:
         return _failed("".join(traceback.format_exception_only(error)).strip(), 1)
     except ValueError as error:
-        return _failed(str(error), 2)
+        return _failed(shown_text(error), 2)
     session = None
     try:
         session = None if alone else _started_session(given)
@@ -59,7 +59,7 @@ def run_script(given: argparse.Namespace) -> int:
         if alone:
             # The script's own, of this very process: with its traceback.
             raise
-        return _failed(str(error), 2 if isinstance(error, ConfigurationError | UnsupportedError) else 1)
+        return _failed(shown_text(error), 2 if isinstance(error, ConfigurationError | UnsupportedError) else 1)
     finally:
         if session is not None:
             # A JVM may be gone. What the ranks came to stands.

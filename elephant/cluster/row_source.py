@@ -457,7 +457,7 @@ def _failure(failure_file: Path, code: int) -> Exception:
     if not failure_file.exists():
         return TrainingError(f"expected the process that reads TFRecord files to end well. Received: exit code {code}.")
     said = json.loads(failure_file.read_text())
-    error = user_error(said["kind"], said["message"])
+    error = user_error(said["kind"], said["message"], said["topic"])
     return error or TrainingError(f"TFRecord files: {said['kind']}: {said['message']}\n{said['traceback']}")
 
 

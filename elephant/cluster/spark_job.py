@@ -59,6 +59,10 @@ class SparkWords(Enum):
     OTHER_PYTHON = r"different version:? (.+?) than that in driver"
     NO_PROGRAM = r'Cannot run program "([^"]+)"'
     NO_MODULE = r"No module named '([^']+)'"
+    DRIVER_UNREACHED = (  # what a task of elephant's raises
+        r"elephant\.\w+: (connecting to the driver did not end[^\n]*|[^\n]+ listens no more[^\n]*|"
+        r"Cannot connect to [^\n]*)"
+    )
     NO_PATH = r"PATH_NOT_FOUND|Path does not exist"
     UNKNOWN_SCHEME = r"UnsupportedFileSystemException|No FileSystem for scheme|No filesystem for scheme"
 

@@ -193,7 +193,9 @@ class PeerConnector:
     def _refuse_absent(self, missing: Collection[int], operation: Operation) -> None:
         if missing and operation.deadline.expired:
             absent = ", ".join(map(str, sorted(missing)))
-            raise operation.deadline.exceeded(f"Ranks that did not connect: {absent}. {self._acceptor.seen}")
+            raise operation.deadline.exceeded(
+                f"Ranks that did not connect: {absent}. {self._acceptor.seen}", "a-port-that-is-blocked"
+            )
 
 
 @dataclass(frozen=True)

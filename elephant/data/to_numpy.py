@@ -311,7 +311,8 @@ def _refuse_null_elements(values: pa.Array, width: int, field: Field, rows: _Row
 def _null(title: str, expected: str, row: int) -> DataError:
     return DataError(
         f"{title}: expected {expected}. Received: null in row {row} of the partition. "
-        f"Drop such rows (df.dropna) or fill them (df.fillna) before fit."
+        f"Drop such rows (df.dropna) or fill them (df.fillna) before fit.",
+        topic="nulls",
     )
 
 
@@ -320,7 +321,8 @@ def _refuse_other_lengths(lengths: np.ndarray, expected: int, field: Field, rows
     if len(wrong):
         shape = "" if field.width is None else f" (the model's shape {field.shape})"
         is_row = rows.each == 1 and rows.owners is None
-        hint = " For sequences of any length give the model an Input((None,))." if is_row else ""
+        hint = " Filter or pad the other rows; for sequences of any length give the model an Input((None,))."
+        hint = hint if is_row else ""
         if field.role.startswith(LABEL):
             hint = " The loss takes class numbers: one-hot labels are for categorical_crossentropy."
             hint = hint if field.num_classes else " A label has the shape of the model's output."
@@ -328,7 +330,8 @@ def _refuse_other_lengths(lengths: np.ndarray, expected: int, field: Field, rows
             hint = " Weights are one number for a row, or one for each loss that it has."
         raise DataError(
             f"{field.title}: expected {expected} values in every {'row' if is_row else 'inner array'}{shape}. "
-            f"Received: {int(lengths[wrong[0]])} values in row {rows.of(wrong[0])} of the partition.{hint}"
+            f"Received: {int(lengths[wrong[0]])} values in row {rows.of(wrong[0])} of the partition.{hint}",
+            topic="rows-of-another-width",
         )
 
 
@@ -340,7 +343,8 @@ def _wrong_width(field: Field, sizes: Shape) -> DataError:
     if len(sizes) == 1 and field.shape is not None and field.shape.count(None) > 1:
         hint = " Nested arrays tell the sizes that are free; or give a preprocessing function that reshapes the rows."
     return DataError(
-        f"{field.title}: expected rows that fit the model's shape {field.shape}. Received: rows of {received}.{hint}"
+        f"{field.title}: expected rows that fit the model's shape {field.shape}. Received: rows of {received}.{hint}",
+        topic="rows-of-another-width",
     )
 
 
@@ -396,5 +400,6 @@ def refuse_unknown_classes(labels: Values, field: Field, first_row: int) -> None
         f"{field.title}: expected class numbers from 0 to {count - 1}, "
         f"{'or probabilities between them, ' * field.is_probability}because the loss tells {count} "
         f"class{'es' if count > 1 else ''} apart. Received: {np.extract(~known[item], flat[item])[0]} in row "
-        f"{first_row + row} of the partition. Number the classes from 0, or give the model's output a unit for each."
+        f"{first_row + row} of the partition. Number the classes from 0, or give the model's output a unit for each.",
+        topic="labels-that-the-loss-cannot-compare",
     )

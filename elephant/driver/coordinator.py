@@ -20,9 +20,10 @@ import numpy as np
 from elephant.checkpoint.manager import CheckpointSink
 from elephant.cluster.spark_job import SparkWords, cancellation, lost_driver
 from elephant.data.schema import RowSpec
-from elephant.driver.coordinator_policy import CoordinatorPolicy, ProgressDisplay, as_error, failure_of
+from elephant.driver.coordinator_policy import TOPICS, CoordinatorPolicy, ProgressDisplay, as_error, failure_of
 from elephant.driver.recovery.generations import Generations
 from elephant.errors import (
+    FROZEN,
     ClusterError,
     DataError,
     ElephantError,
@@ -376,7 +377,16 @@ class Coordinator:
         if "elephant" in re.findall(SparkWords.NO_MODULE.value, str(job_error)):
             return ClusterError(
                 "expected elephant to be installed where the executors' Python is. Received: No module named "
-                "'elephant'. Install elephant-spark there, or ship an environment (spark.archives)."
+                "'elephant'. Install elephant-spark there, or ship an environment (spark.archives).",
+                topic="other-packages-on-the-executors",
+            )
+        unreached = SparkWords.DRIVER_UNREACHED.search(job_error)
+        if unreached is not None and not self.record.started:
+            return ClusterError(
+                f"expected executors that reach the driver. Received: {unreached[1].rstrip('.')}. Set "
+                "spark.driver.host to an address of the driver that they reach, and let their connections to its "
+                "ports through the firewall (the param ports gives a range).",
+                topic="a-port-that-is-blocked",
             )
         return self.policy.unexplained(self.record, job_error)
 
@@ -386,17 +396,20 @@ class Coordinator:
                 f"nothing was heard from it for {silent.silent_s:.0f} s: the process is frozen, "
                 "or its connection to the driver is cut"
             )
-            return failure_of(silent.rank, text, self.record, step=self.policy.step_of(silent.rank, self.record))
+            step = self.policy.step_of(silent.rank, self.record)
+            return failure_of(silent.rank, text, self.record, step=step, topic=TOPICS[FROZEN])
         text = (
             f"nothing was heard from its Spark task for {silent.silent_s:.0f} s: its Python worker is frozen (stopped "
             "by a signal, or on a host that is swapping), or its connection to the driver is cut"
         )
-        return WorkerFailure(text, rank=silent.rank, host=silent.host, executor=silent.executor)
+        return WorkerFailure(text, rank=silent.rank, host=silent.host, executor=silent.executor, topic=TOPICS[FROZEN])
 
     def history(self) -> dict[str, list[float]]:
         """Returns one number per epoch by metric; raises DataError when no rank had rows to train on."""
         if not sum(started.training_rows for started in self.record.started.values()):
-            raise DataError("expected rows to train on. Received: rows that are all marked for validation.")
+            raise DataError(
+                "expected rows to train on. Received: rows that are all marked for validation.", topic="no-rows"
+            )
         return self.record.history
 
     def result(self) -> FitResult:

@@ -14,6 +14,8 @@ from elephant.checkpoint.state import FitState
 from elephant.cluster.spark_job import SparkWords, cause_of, lost_with
 from elephant.errors import (
     COORDINATOR_LOST,
+    ENDED,
+    FROZEN,
     SUPERSEDED,
     ElephantError,
     NetworkError,
@@ -48,6 +50,7 @@ from elephant.net.addresses import Address
 
 # Of the fit as a whole, whichever rank it was that met them.
 _OF_FIT = {kind_of(kind("")): kind for kind in (ServerFailedError, RowsMovedError, PreemptedError)}
+TOPICS = {ENDED: "a-process-that-ended", FROZEN: "a-worker-that-is-silent"}
 _MORE_MEMORY = "\nRaise spark.executor.memoryOverhead, or lower what a worker holds, such as batchSize."
 _FRAME = re.compile(r'  File "(.+)", line (\d+)(?:, in .+)?')
 
@@ -135,7 +138,7 @@ class CoordinatorPolicy(ABC):
             why = "" if job_error is None else f": {cause_of(job_error)}"
             text = f"its process and its Spark task were lost without an error report{why}"
             text += _MORE_MEMORY if SparkWords.OUT_OF_MEMORY.search(why) else ""
-            return failure_of(rank, text, record, step=self.step_of(rank, record))
+            return failure_of(rank, text, record, step=self.step_of(rank, record), topic=TOPICS[ENDED])
         if record.failures and record.started:
             return as_error(record.failures[0])
         return TrainingError(f"the Spark job failed, and no rank said why: {cause_of(job_error)}")
@@ -459,6 +462,7 @@ class AsynchronousPolicy(CoordinatorPolicy):
             executor=error.executor,
             step=error.step,
             log_tail=error.log_tail,
+            topic=error.topic,
         )
 
 
@@ -511,7 +515,7 @@ def require_all_steps(
             )
 
 
-def failure_of(rank: int, summary: str, record: FitRecord, *, step: int | None) -> WorkerFailure:
+def failure_of(rank: int, summary: str, record: FitRecord, *, step: int | None, topic: str) -> WorkerFailure:
     """Returns the failure of a rank that said nothing of it itself."""
     started = record.started.get(rank)
     return WorkerFailure(
@@ -520,6 +524,7 @@ def failure_of(rank: int, summary: str, record: FitRecord, *, step: int | None) 
         host="its host" if started is None else started.host,
         executor="" if started is None else started.executor,
         step=step,
+        topic=topic,
     )
 
 
@@ -536,12 +541,12 @@ def _vanished(record: FitRecord, job_error: Exception | None) -> int | None:
 def as_error(failure: RankFailure) -> ElephantError:
     """Returns the error that a rank's failure is on the driver."""
     if failure.kind in _OF_FIT:
-        return _OF_FIT[failure.kind](failure.message)
+        return _OF_FIT[failure.kind](failure.message, topic=failure.topic)
     if failure.kind == COORDINATOR_LOST:
         # No rank's failure: it only ran beside one.
         place = f"executor {failure.executor} on {failure.host}" if failure.executor else failure.host
         return TrainingError(f"{place}: {failure.message}")
-    return user_error(failure.kind, failure.message) or WorkerFailure(
+    return user_error(failure.kind, failure.message, failure.topic) or WorkerFailure(
         f"{failure.kind.removeprefix('elephant.')}: {failure.message}",
         rank=failure.rank,
         host=failure.host,
@@ -549,6 +554,7 @@ def as_error(failure: RankFailure) -> ElephantError:
         step=failure.step,
         traceback=with_sources(failure.traceback),
         log_tail=failure.log_tail,
+        topic=failure.topic or TOPICS.get(failure.kind, ""),
     )
 
 

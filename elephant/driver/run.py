@@ -139,7 +139,8 @@ def run(
     if api.in_run() or _called_here.get():
         raise ConfigurationError(
             "elephant.run: expected to be called on the driver. Received: a call inside a worker of another run, "
-            "or of a fit. Call it from the main script, one run after another."
+            "or of a fit. Call it from the main script, one run after another.",
+            topic="functions-on-workers",
         )
     if num_workers * gpus_per_worker == 1:
         with _in_this_process(env):
@@ -346,7 +347,8 @@ def pickled_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
         raise ConfigurationError(
             f"{_unpicklable(fn, args, kwargs)}: expected something that can be pickled, to be sent to the executors. "
             f"Received: {type(error).__name__}: {error}. Do not pass, or refer to, a SparkSession, a lock, a file or "
-            "a socket: create it inside the function."
+            "a socket: create it inside the function.",
+            topic="code-that-cannot-be-sent",
         ) from error
 
 
@@ -369,7 +371,8 @@ def unpickled(result: bytes, rank: int) -> Any:
     except Exception as error:
         raise ConfigurationError(
             f"result of rank {rank}: expected something that can be unpickled on the driver. "
-            f"Received: {type(error).__name__}: {error}. Return numbers, numpy arrays, or containers of them."
+            f"Received: {type(error).__name__}: {error}. Return numbers, numpy arrays, or containers of them.",
+            topic="code-that-cannot-be-sent",
         ) from error
 
 

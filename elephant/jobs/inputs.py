@@ -108,7 +108,8 @@ def resolve(setting: str, reference: str) -> Any:
         raise ConfigurationError(
             f"{setting}: expected a module that can be imported. Received: {reference!r}: {error}."
             f"{did_you_mean(error.name or module, _modules_beside(error.name or module))} "
-            "Ship it: spark-submit --py-files FILE.py (or .zip)."
+            "Ship it: spark-submit --py-files FILE.py (or .zip).",
+            topic="jobs-of-spark-submit",
         ) from error
     for part in name.split("."):
         if not hasattr(found, part):

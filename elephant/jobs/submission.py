@@ -27,6 +27,7 @@ from elephant.errors import (
     did_you_mean,
     first_line,
     first_paragraph,
+    text_of,
 )
 from elephant.jobs.inputs import require_code
 from elephant.jobs.settings import ALTERNATIVES, Setting, settings_of
@@ -69,7 +70,7 @@ def _is_retryable(error: BaseException) -> bool:
 
 def line_of(error: BaseException) -> str:
     """Returns an error as one line: first paragraph of elephant's own, what a Python worker raised, or Java's cause."""
-    text = str(error)
+    text = text_of(error)
     if not isinstance(error, (ElephantError, FileExistsError)):
         if raised := _PYTHON_ERROR.findall(text):
             text = raised[-1]
@@ -78,6 +79,11 @@ def line_of(error: BaseException) -> str:
         else:
             text = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return first_paragraph(text)
+
+
+def shown_line(error: BaseException) -> str:
+    """Returns `line_of` an error as users see it: elephant's own end with the address of what says more."""
+    return f"{line_of(error)} See {error.help_url}" if isinstance(error, ElephantError) else line_of(error)
 
 
 def json_line(result: Any) -> str:
@@ -121,7 +127,7 @@ def submit(job: JobKind, words: Sequence[str]) -> int:
         if not isinstance(error, (ElephantError, FileExistsError, KeyboardInterrupt)):
             # Nobody meant this one to happen: where it did is worth the lines.
             traceback.print_exc()
-        sys.stderr.write(f"{script}: {line_of(error)}\n")
+        sys.stderr.write(f"{script}: {shown_line(error)}\n")
         return code_of(error)
     sys.stdout.write(json_line(result) + "\n")
     sys.stdout.flush()
@@ -192,7 +198,9 @@ def read_yaml(path: str, settings: Sequence[Setting]) -> dict[str, Any]:
             f"--config: expected a YAML file on the driver's machine. Received: {path!r}: {error.strerror}."
         ) from error
     except UnicodeDecodeError as error:
-        raise ConfigurationError(f"--config: expected text in UTF-8. Received: {path!r}: {error}.") from error
+        raise ConfigurationError(
+            f"--config: expected text in UTF-8. Received: {path!r}: {error}.", topic="jobs-of-spark-submit"
+        ) from error
     return checked(_parsed(path, text), settings, path)
 
 
@@ -248,7 +256,7 @@ def checked(content: Mapping[Any, Any], settings: Sequence[Setting], place: str)
     given: dict[str, Any] = {}
     for key, value in content.items():
         if key not in known:
-            raise ConfigurationError(unknown(str(key), list(known), place))
+            raise ConfigurationError(unknown(str(key), list(known), place), topic="jobs-of-spark-submit")
         given[known[key].name] = _value(known[key], value, place)
     return given
 
@@ -260,7 +268,9 @@ def _value(setting: Setting, value: Any, place: str) -> Any:
         raise
     except (TypeError, ValueError) as error:
         expected = setting.kind.written or setting.kind.expected
-        raise ConfigurationError(f"{setting.key}: expected {expected}. Received: {value!r} in {place}.") from error
+        raise ConfigurationError(
+            f"{setting.key}: expected {expected}. Received: {value!r} in {place}.", topic="jobs-of-spark-submit"
+        ) from error
 
 
 def unknown(key: str, known: Sequence[str], place: str) -> str:
@@ -293,7 +303,7 @@ class _Parser(argparse.ArgumentParser):
     """Raises where argparse would end the process."""
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigurationError(f"{message}. See --help.")
+        raise ConfigurationError(f"{message}. See --help.", topic="jobs-of-spark-submit")
 
 
 def read_settings(name: str, description: str, settings: Sequence[Setting], words: Sequence[str]) -> dict[str, Any]:
@@ -306,7 +316,9 @@ def read_settings(name: str, description: str, settings: Sequence[Setting], word
     parser = _parser(name, description, settings)
     options, others = parser.parse_known_args(list(words))
     if others:
-        raise ConfigurationError(unknown(others[0], [setting.key for setting in settings], _PLACE))
+        raise ConfigurationError(
+            unknown(others[0], [setting.key for setting in settings], _PLACE), topic="jobs-of-spark-submit"
+        )
     given = vars(options)
     path = given.pop("config", None)
     arguments = checked(_gathered(given, settings), settings, _PLACE)
@@ -329,7 +341,9 @@ def require_one(settings: Mapping[str, Any], *names: str) -> None:
     if len(given) != 1:
         keys = [f"--{key_of(name)}" for name in names]
         received = f"both {' and '.join(keys)}" if given else "none"
-        raise ConfigurationError(f"expected {' or '.join(keys)}. Received: {received}. See --help.")
+        raise ConfigurationError(
+            f"expected {' or '.join(keys)}. Received: {received}. See --help.", topic="jobs-of-spark-submit"
+        )
 
 
 def _parser(name: str, description: str, settings: Sequence[Setting]) -> argparse.ArgumentParser:

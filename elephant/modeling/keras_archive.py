@@ -55,7 +55,8 @@ def save_archive(model: keras.Model) -> bytes:
             reason = " ".join(str(error).partition("\nExample:")[0].split())
             raise ConfigurationError(
                 f"model: Keras cannot save {model.name!r}: {reason} "
-                "Pass a function that builds and compiles the model instead: KerasEstimator(model=build_model)."
+                "Pass a function that builds and compiles the model instead: KerasEstimator(model=build_model).",
+                topic="a-model-that-keras-cannot-save",
             ) from error
         return path.read_bytes()
 
@@ -139,7 +140,8 @@ def _loading(archive: bytes, custom_objects: Mapping[str, Any], safe_mode: bool)
     except UNREADABLE as error:
         raise ConfigurationError(
             f"model: Keras cannot rebuild it from its archive: {_cause(error)} "
-            "Or pass a function that builds the model."
+            "Or pass a function that builds the model.",
+            topic="a-model-that-keras-cannot-save",
         ) from error
 
 

@@ -249,7 +249,8 @@ def custom_objects_of(written: list[tuple[str, Any]]) -> dict[str, Any]:
             raise ConfigurationError(
                 f"model: expected one class or function of each name, because Keras saves the name alone. Received: "
                 f"two of the name {name!r}, {both}. Rename one, or register both with "
-                "@keras.saving.register_keras_serializable(package='...'), each in a package of its own."
+                "@keras.saving.register_keras_serializable(package='...'), each in a package of its own.",
+                topic="a-model-that-keras-cannot-save",
             )
     return found
 

@@ -141,7 +141,8 @@ def check_compiled(model: keras.Model) -> None:
         if weight is not None and not _is_number(weight):
             raise ConfigurationError(
                 f"model: expected numbers as loss_weights, the third argument of compile. Received: {weight!r}. "
-                "Metrics go by their name: compile(optimizer, loss, metrics=[...])."
+                "Metrics go by their name: compile(optimizer, loss, metrics=[...]).",
+                topic="losses-and-metrics-that-do-not-fit-the-model",
             )
     if not type(model).__module__.startswith("keras.") or not getattr(model, "outputs", None):
         return
@@ -160,7 +161,8 @@ def check_compiled(model: keras.Model) -> None:
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigurationError(
             f"model: expected losses and metrics that Keras can match with the outputs of {model.name!r}. Received: "
-            f"{error.args[0] if error.args else error}"
+            f"{error.args[0] if error.args else error}",
+            topic="losses-and-metrics-that-do-not-fit-the-model",
         ) from error
 
 

@@ -385,7 +385,8 @@ def require_compiled(model: keras.Model) -> None:
 def _not_compiled(model: str, missing: str, remedy: str = "") -> ConfigurationError:
     return ConfigurationError(
         f"model: expected a compiled model. Received: {model} without {missing}. "
-        f"Call model.compile(optimizer=..., loss=...) before you pass it.{remedy}"
+        f"Call model.compile(optimizer=..., loss=...) before you pass it.{remedy}",
+        topic="a-model-that-is-not-compiled",
     )
 
 

@@ -377,7 +377,10 @@ def require_cuttable(model: keras.Model) -> None:
         UnsupportedError: It has a step or a loss of its own, several optimizers, or accumulates gradients itself.
     """
     if not getattr(model, "compiled", False):
-        raise ConfigurationError(f"{OPTION}: expected a compiled model. Received: {model.name!r}, which is not.")
+        raise ConfigurationError(
+            f"{OPTION}: expected a compiled model. Received: {model.name!r}, which is not.",
+            topic="a-model-that-is-not-compiled",
+        )
     for name in ("train_step", "compute_loss"):
         if getattr(type(model), name) is not getattr(keras.Model, name):
             raise UnsupportedError(

@@ -562,6 +562,7 @@ class RankFailure(Event):
     host: str = ""
     executor: str = ""  # Spark's id of the executor that it ran on; empty where that is not known
     attempt: int = 0  # Spark's number of the attempt at its task
+    topic: str = ""  # what `elephant.errors.topic_of` says of the error
 
     def at(self, task: TaskStarted) -> RankFailure:
         """Returns the failure with the place of the task, of whose first rank it is unless it says another one."""

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
 from elephant.checkpoint.state import place_in_words
+from elephant.errors import help_url
 from elephant.monitor.events import (
     Awaited,
     EpochEnded,
@@ -348,7 +349,8 @@ class Progress:
             self._warns_of_loss = False
             warnings.warn(
                 f"The loss is {loss} since epoch {ended.epoch + 1}: the model learns nothing from there on. Lower the "
-                "learning rate, or clip gradients (clipnorm of the optimizer).",
+                "learning rate, clip gradients (clipnorm of the optimizer), or look for rows with NaN. "
+                f"See {help_url('nan')}",
                 stacklevel=2,
             )
 

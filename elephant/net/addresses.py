@@ -59,7 +59,8 @@ def listening_socket(host: str, port: int = 0, ports: Ports = None) -> socket.so
                 raise
     raise NetworkError(
         f"Cannot listen on {host}: expected a free port from {first} to {last}, as ports or spark.elephant.ports says. "
-        "Received: all are taken. Give more of them; docs/clusters.md says how many a host needs."
+        "Received: all are taken. Give more of them; docs/clusters.md says how many a host needs.",
+        topic="a-port-that-is-blocked",
     )
 
 
@@ -70,7 +71,9 @@ def _listening_on(host: str, port: int) -> socket.socket:
         family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         sock = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise NetworkError(f"Cannot listen on {name_of((host, port))}: {text_of(error)}.") from error
+        raise NetworkError(
+            f"Cannot listen on {name_of((host, port))}: {text_of(error)}.", topic="a-port-that-is-blocked"
+        ) from error
     try:
         if os.name == "posix":
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -78,7 +81,9 @@ def _listening_on(host: str, port: int) -> socket.socket:
         sock.listen(_BACKLOG)
     except OSError as error:
         sock.close()
-        raise NetworkError(f"Cannot listen on {name_of((host, port))}: {text_of(error)}.") from error
+        raise NetworkError(
+            f"Cannot listen on {name_of((host, port))}: {text_of(error)}.", topic="a-port-that-is-blocked"
+        ) from error
     return sock
 
 

@@ -62,7 +62,7 @@ class Deadline:
         """Returns a deadline for one of the steps: ``seconds`` from now, or this one's end where that is sooner."""
         return Deadline(min(seconds, max(self._end - time.monotonic(), 0.0)), what)
 
-    def exceeded(self, detail: str = "") -> DeadlineExceededError:
+    def exceeded(self, detail: str = "", topic: str = "") -> DeadlineExceededError:
         """Returns the error to raise when the time is over; ``detail`` is a sentence on what was seen."""
         message = f"{self.what} did not end within {self.seconds:g} s."
-        return DeadlineExceededError(f"{message} {detail}".rstrip())
+        return DeadlineExceededError(f"{message} {detail}".rstrip(), topic=topic)

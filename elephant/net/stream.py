@@ -570,15 +570,19 @@ def dial(
             raise
         except DeadlineExceededError as error:
             seen = f"last failed with: {last}" if last else "took the connection and did not answer."
-            raise deadline.exceeded(f"{peer} {seen}") from error
+            raise deadline.exceeded(f"{peer} {seen}", "a-port-that-is-blocked") from error
         except OSError as error:
             if not _may_pass(error):
-                raise NetworkError(f"Cannot connect to {peer}: {text_of(error)}.") from error
+                raise NetworkError(
+                    f"Cannot connect to {peer}: {text_of(error)}.", topic="a-port-that-is-blocked"
+                ) from error
             last, now = error, time.monotonic()
             is_refused = isinstance(error, ConnectionRefusedError)
             refused_until = min(refused_until, now + refused_s) if is_refused else math.inf
             if now > refused_until:
-                raise PeerLostError(f"{peer} listens no more: it has refused for {refused_s:g} s.") from error
+                raise PeerLostError(
+                    f"{peer} listens no more: it has refused for {refused_s:g} s.", topic="a-port-that-is-blocked"
+                ) from error
         if not deadline.expired:
             time.sleep(min(pause, deadline.remaining()))
         pause = min(2 * pause, _LONGEST_PAUSE_S)

@@ -14,6 +14,7 @@ import faulthandler
 import fcntl
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -28,7 +29,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
-from elephant.errors import kind_of, text_of
+from elephant.errors import kind_of, text_of, topic_of
 from elephant.monitor.events import RankFailure
 from elephant.monitor.trace import PROCESS
 from elephant.rank.executor import TASK_VARIABLE, is_stopped
@@ -50,6 +51,10 @@ _GENERATED = "__autograph_generated_file"
 _LONGEST_TEXT = 40_000
 _LOOK_S = 0.5
 _DYING_MS = 1000
+# What Keras puts around methods of models and callbacks, to shorten tracebacks.
+_FILTER = os.path.join("keras", "src", "utils", "traceback_utils.py")
+_GRAPH_ERROR = "Graph execution error:"
+_GRAPH_FRAME = re.compile(r'  File "([^"\n]+)", line \d+, in [^\n]+\n(?:    [^\n]+\n)?\n?')
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
 
 
@@ -220,7 +225,8 @@ def run_rank(program: Program, parent: Parent) -> bytes:
 def failure_of(error: BaseException) -> RankFailure:
     """Returns the failure, for the Spark task, that an error of this process is."""
     trace = "".join(traceback.format_exception(type(error), error, _own_frames(error.__traceback__)))
-    return RankFailure(kind=kind_of(error), message=_printable(_message(error)), traceback=_printable(trace))
+    message, trace = (_printable(_without_graph_frames(text)) for text in (_message(error), trace))
+    return RankFailure(kind=kind_of(error), message=message, traceback=trace, topic=topic_of(error))
 
 
 def _message(error: BaseException) -> str:
@@ -241,6 +247,19 @@ def _printable(text: str) -> str:
     return f"{text[:half]}\n ... ({len(text) - 2 * half:,} characters) ...\n{text[-half:]}"
 
 
+def _without_graph_frames(text: str) -> str:
+    """Returns a text without the frames of libraries in which TensorFlow says where a node was made: a page of them."""
+    begin, mark, rest = text.partition(_GRAPH_ERROR)
+    if not mark:
+        return text
+    return begin + mark + re.sub(r"\n{3,}", "\n\n", _GRAPH_FRAME.sub(_if_own, rest))
+
+
+def _if_own(frame: re.Match[str]) -> str:
+    is_library = frame[1].startswith((_PACKAGE, "<frozen")) or "site-packages" in frame[1]
+    return "" if is_library else frame[0]
+
+
 def _own_frames(trace: TracebackType | None) -> TracebackType | None:
     """Returns a traceback without elephant's frames; with those around its last frame where that is elephant's own."""
     entries = []
@@ -252,7 +271,8 @@ def _own_frames(trace: TracebackType | None) -> TracebackType | None:
         return entries[0] if entries else None
     own = others if others[-1] is entries[-1] else entries[entries.index(others[0]) :]
     for entry in reversed(own):
-        trace = TracebackType(trace, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+        if not entry.tb_frame.f_code.co_filename.endswith(_FILTER):
+            trace = TracebackType(trace, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
     return trace
 
 

@@ -91,7 +91,8 @@ def load_job(subject: str, block: bytes) -> Any:
         raise ConfigurationError(
             f"{subject} needs code that the executors do not have: {error}. Ship the module with --py-files or "
             "SparkContext.addPyFile, with addArtifacts(..., pyfile=True) on Spark Connect, or define it in the "
-            "main script or notebook."
+            "main script or notebook.",
+            topic="code-that-the-executors-do-not-have",
         ) from error
 
 
@@ -423,5 +424,6 @@ def _pickled_result(call: FunctionCall, result: Any, rank: int) -> bytes:
     except Exception as error:
         raise ConfigurationError(
             f"result of rank {rank}: expected something that can be pickled. Received: {type(result).__name__}: "
-            f"{type(error).__name__}: {error}. Return numbers, numpy arrays, or containers of them."
+            f"{type(error).__name__}: {error}. Return numbers, numpy arrays, or containers of them.",
+            topic="code-that-cannot-be-sent",
         ) from error

@@ -43,6 +43,7 @@ from elephant.errors import (
     ConfigurationError,
     TrainingError,
     UnsupportedError,
+    help_url,
     warn_user,
 )
 from elephant.monitor.events import ShardsMoved
@@ -80,7 +81,8 @@ def open_checkpoints(session: SparkSession, config: FitConfig) -> CheckpointMana
         raise ConfigurationError(
             f"checkpointPath: expected a folder without checkpoints. Received: {config.checkpoint_path}, which has one "
             f"of {place_in_words(*manifests[-1].place)}. Pass resume=True to go on from there, or give the fit another "
-            "folder, or remove this one."
+            "folder, or remove this one.",
+            topic="checkpoints",
         )
     if manifests:
         require_same_fit(options_of_fit(manifests[-1].facts, config.checkpoint_path), config, config.checkpoint_path)
@@ -331,7 +333,7 @@ def train_asynchronously(
         warn_user(
             f"expected updates of finite numbers. Received: {refused:,} with NaN or infinities, which were left out; "
             f"{applied:,} were {'exchanged' if config.gossips else 'applied'}. Lower the learning rate, clip "
-            "gradients, or look for rows with NaN."
+            f"gradients, or look for rows with NaN. See {help_url('nan')}"
         )
     return result
 
@@ -373,7 +375,8 @@ def _require_here(packages: Sequence[str]) -> None:
         if importlib.util.find_spec(name) is None:
             raise ConfigurationError(
                 f"callbacks: expected {name} to be installed on the driver, where the epochs of callbacks end. "
-                f"Received: none. Run pip install {name}, or leave the callback out."
+                f"Received: none. Run pip install {name}, or leave the callback out.",
+                topic="callbacks",
             )
 
 

@@ -270,7 +270,8 @@ def require_evaluable(info: ModelInfo) -> None:
     if not info.is_compiled:
         raise ConfigurationError(
             "model: expected a compiled model, whose loss and metrics evaluate computes. Received: one without them. "
-            "Call compile(optimizer=..., loss=..., metrics=...) before you pass it to KerasModel."
+            "Call compile(optimizer=..., loss=..., metrics=...) before you pass it to KerasModel.",
+            topic="a-model-that-is-not-compiled",
         )
     if info.is_stateful:
         require_predicting(info)

@@ -74,7 +74,7 @@ def assign_devices(reports: Sequence[RankReport], plan: ResourcePlan) -> list[As
     if not without:
         return assigned_devices
     if plan.required:
-        raise ClusterError(_too_few(reports, without[0], plan))
+        raise ClusterError(_too_few(reports, without[0], plan), topic="gpus")
     if len(without) == len(reports):
         return assigned_devices
     # Ranks that have a device of Spark's have begun with it.
@@ -100,7 +100,7 @@ def refuse_collisions(
         other = owners.setdefault((report.host, assigned.device.identity), report)
         if other is not report:
             ranks = f"ranks {other.rank} and {report.rank} (executors {other.executor} and {report.executor})"
-            raise ClusterError(collision(assigned.device.visible, report.host, ranks, plan.resource))
+            raise ClusterError(collision(assigned.device.visible, report.host, ranks, plan.resource), topic="gpus")
 
 
 def collision(device: str, host: str, ranks: str, resource: str) -> str:
@@ -163,7 +163,7 @@ def locked_devices(devices: TaskDevices, plan: ResourcePlan, *, run_id: str, hos
                 f"{len(devices.shareable)} there. Lower numWorkers, or spark.executor.cores."
             )
             if plan.required:
-                raise ClusterError(note)
+                raise ClusterError(note, topic="gpus")
         yield LockedDevices(of_task=TaskDevices(), assigned_devices=[AssignedDevice(note=note)] * count)
 
 

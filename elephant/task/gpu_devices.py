@@ -65,7 +65,8 @@ def devices_of_task(
             return TaskDevices(note=note if addresses else "")
         raise ClusterError(
             f"useGpu=True: expected GPUs. Received: {VISIBLE}={environment[VISIBLE]!r}, which hides them, in an "
-            "executor's environment. Take it out (spark.executorEnv, or the service that starts executors)."
+            "executor's environment. Take it out (spark.executorEnv, or the service that starts executors).",
+            topic="gpus",
         )
     listed = listed_devices(listing())
     if addresses:
@@ -73,14 +74,15 @@ def devices_of_task(
             raise ClusterError(
                 f"gpusPerWorker={plan.gpus_per_worker}: expected as many addresses of {plan.resource} for each task. "
                 f"Received: {', '.join(addresses)}. Set spark.task.resource.{plan.resource}.amount to "
-                f"{plan.gpus_per_worker}."
+                f"{plan.gpus_per_worker}.",
+                topic="gpus",
             )
         names = visible_names(list(addresses)[: plan.gpus_per_worker], platform)
         return TaskDevices(assigned=tuple(_identified(name, listed) for name in names))
     if platform is not None:
         return TaskDevices(shareable=tuple(_identified(name, listed) for name in platform))
     if not listed and plan.required:
-        raise ClusterError(no_gpus(plan))
+        raise ClusterError(no_gpus(plan), topic="gpus")
     return TaskDevices(shareable=tuple(listed))
 
 
@@ -134,7 +136,8 @@ def visible_names(addresses: Sequence[str], platform: Sequence[str] | None) -> l
     raise ClusterError(
         f"expected Spark's addresses of GPUs to be places in {VISIBLE}={','.join(platform)}, or devices of it, which "
         f"the executor's environment has. Received: {', '.join(addresses)}. Let the discovery script print the "
-        f"addresses 0 to {len(platform) - 1}, or take {VISIBLE} out of the environment."
+        f"addresses 0 to {len(platform) - 1}, or take {VISIBLE} out of the environment.",
+        topic="gpus",
     )
 
 

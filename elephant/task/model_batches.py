@@ -44,7 +44,7 @@ RowShapes = dict[str, tuple[int, ...]]
 def pickled(
     value: Any,
     title: str,
-    advice: str = "Do not keep a SparkSession, a lock, a file or a socket in it.",
+    advice: str = "Keep no SparkSession, lock, file or socket in it: make one where it is used.",
     dumps: Callable[[Any], bytes] = cloudpickle.dumps,
 ) -> bytes:
     """Returns a value of the user's in the form that travels to executors, with the code that lies beside the script.
@@ -67,7 +67,8 @@ def pickled(
         return bytes(dumps(value))
     except Exception as error:
         raise ConfigurationError(
-            f"{title} cannot be sent to the executors: {type(error).__name__}: {error}. {advice}"
+            f"{title} cannot be sent to the executors: {type(error).__name__}: {error}. {advice}",
+            topic="code-that-cannot-be-sent",
         ) from error
 
 

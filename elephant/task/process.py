@@ -31,7 +31,7 @@ from typing import Protocol
 from elephant.cluster.compiled_files import compiled_files
 from elephant.cluster.warm_workers import COLD, WarmWorkers
 from elephant.config import Timeouts
-from elephant.errors import ENDED, FROZEN
+from elephant.errors import ENDED, FROZEN, KILLED
 from elephant.monitor.events import RankFailure
 from elephant.monitor.log_stream import LineCutter, is_noise
 from elephant.rank.executor import DRIVER, EXECUTOR_VARIABLE, TASK_VARIABLE, executor_id, memory_kills
@@ -126,7 +126,7 @@ def exit_text(code: int, *, memory_kills: int = 0, holds: str = HOLDS) -> str:
         return f"{EXITED} {code}: something called os._exit, or a library ended the process."
     name = _name_of(-code)
     if name == "SIGKILL":
-        how = f"its process was killed (signal {-code})"
+        how = f"its process {KILLED}"
         text = f"{how} {_OF_MEMORY}" if memory_kills > 0 else f"{how}: {_USUALLY[name]}"
         return text.format(holds=holds)
     usually = _USUALLY.get(name)

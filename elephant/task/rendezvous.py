@@ -22,6 +22,7 @@ from elephant.monitor.events import RankFailure
 from elephant.net.frames import require, shown
 from elephant.task.gpu_devices import Device
 
+_OF_IMPORTS = ("ImportError", "ModuleNotFoundError")
 # Of a report, as JSON has them.
 _FIELDS = {
     "rank": int,
@@ -138,14 +139,17 @@ def agreed_row_shapes(reports: Sequence[RankReport]) -> dict[str, tuple[int, ...
     if sum(report.num_rows for report in reports) == 0:
         raise no_rows()
     if sum(report.num_rows - report.num_marked for report in reports) == 0:
-        raise DataError("expected rows to train on. Received: rows that are all marked for validation.")
+        raise DataError(
+            "expected rows to train on. Received: rows that are all marked for validation.", topic="no-rows"
+        )
     shapes: dict[str, tuple[int, ...]] = {}
     for report in reports:
         for role, shape in report.row_shapes.items():
             if shapes.setdefault(role, tuple(shape)) != tuple(shape):
                 raise DataError(
                     f"{role}: expected rows of one shape. "
-                    f"Received: {_described(shapes[role])} in one partition, {_described(shape)} in another."
+                    f"Received: {_described(shapes[role])} in one partition, {_described(shape)} in another.",
+                    topic="rows-of-another-width",
                 )
     return shapes
 
@@ -156,7 +160,7 @@ def _described(shape: Sequence[int]) -> str:
 
 def no_rows() -> DataError:
     """Returns the error of a fit on nothing."""
-    return DataError("fit: expected rows to train on. Received: a DataFrame without rows.")
+    return DataError("fit: expected rows to train on. Received: a DataFrame without rows.", topic="no-rows")
 
 
 def _refuse_failed(reports: Sequence[RankReport]) -> None:
@@ -166,7 +170,10 @@ def _refuse_failed(reports: Sequence[RankReport]) -> None:
             text = f"{failure.traceback or failure.message} {place}"
             if failure.kind == ENDED:
                 raise PeerLostError(f"another rank's process ended before the ranks had met: {text}")
-            raise user_error(failure.kind, f"{failure.message} {place}") or ClusterError(text)
+            topic = "other-packages-on-the-executors" if failure.kind in _OF_IMPORTS else ""
+            raise user_error(failure.kind, f"{failure.message} {place}", failure.topic) or ClusterError(
+                text, topic=topic
+            )
 
 
 def refuse_other_versions(
@@ -182,7 +189,8 @@ def refuse_other_versions(
         raise ClusterError(
             f"expected the driver's versions {driver_versions} on every executor. "
             f"Received: {received} on {host} (rank {rank}). "
-            "Ship one environment to all of them (spark.archives, or PYSPARK_PYTHON)."
+            "Ship one environment to all of them (spark.archives, or PYSPARK_PYTHON).",
+            topic="other-packages-on-the-executors",
         )
 
 
@@ -194,5 +202,6 @@ def _refuse_loopback_between_hosts(reports: Sequence[RankReport]) -> None:
             raise ClusterError(
                 f"expected {report.name} to resolve, on that host, to an address that other hosts reach. "
                 f"Received: {report.host} (rank {report.rank}). Set SPARK_LOCAL_IP on the executors, or mend "
-                "/etc/hosts."
+                "/etc/hosts.",
+                topic="addresses",
             )

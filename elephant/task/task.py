@@ -22,7 +22,7 @@ from elephant.backends.process_environment import process_environment
 from elephant.cluster.broadcast import in_task
 from elephant.cluster.spark_job import InputStreamError, ResultRow
 from elephant.data.schema import DataSchema, ShardSummary
-from elephant.errors import ElephantError, PeerLostError, TrainingError, kind_of, text_of
+from elephant.errors import ElephantError, PeerLostError, TrainingError, kind_of, text_of, topic_of
 from elephant.monitor.events import RankFailure, TaskStarted
 from elephant.monitor.trace import Phases
 from elephant.rank.callbacks.end_notice import EndNotice
@@ -369,7 +369,8 @@ class Task(ABC):
             return error.failure.at(self._place)
         trace = "" if isinstance(error, ElephantError) else traceback.format_exc()
         message = text_of(error).strip() or "(no message)"
-        return RankFailure(kind=kind_of(error), message=message, traceback=trace).at(self._place)
+        failure = RankFailure(kind=kind_of(error), message=message, traceback=trace, topic=topic_of(error))
+        return failure.at(self._place)
 
 
 def result_rows(rank: int, result: bytes) -> Iterator[ResultRow]:

@@ -113,7 +113,9 @@ def test_submit_when_settings_do_not_go_together_then_ends_with_2_before_spark_s
 
     job = JobKind("predict", "Predicts.", check=refuse, work=lambda session, settings: pytest.fail("it ran"))
     assert submit(job, []) == 2
-    assert capsys.readouterr().err == "predict.py: expected --data or --table. Received: none.\n"
+    error = capsys.readouterr().err
+    assert error.startswith("predict.py: expected --data or --table. Received: none. See https://")
+    assert error.endswith("/troubleshooting/#params-and-options\n")
 
 
 def test_submit_when_the_model_names_no_module_then_ends_with_2_before_spark_starts(monkeypatch, capsys):

@@ -436,7 +436,7 @@ def two_outputs(**options):
     [
         ({}, {}, "labelCol: expected a column for each of the model's outputs age, kind. Received: 'i'"),
         ({}, {"labelCol": {"age": "i"}}, "outputs age, kind. Received: columns for age. Add one for 'kind'"),
-        ({}, {"labelCol": ["i", "text"]}, "labelCol: expected numbers, such as .*StringIndexer.* column 'text'"),
+        ({}, {"labelCol": ["i", "text"]}, "labelCol: expected a label of numbers. .* column 'text' .*StringIndexer"),
         (
             {},
             {"labelCol": ["i", "floats"], "weightCol": {"age": "weight"}},

@@ -31,6 +31,8 @@ SCARCE_BYTES = 1 << 30
 _OLDEST_ARROW, _OLDEST_ARROW_SINCE_4_2 = "14.0.1", "18"
 _NAMED = 3
 _ONE_ENVIRONMENT = "Ship one environment to all of them (spark.archives, or PYSPARK_PYTHON)."
+_TOPIC_OF_DISKS = "disks-files-and-encryption"
+_TOPIC = "other-packages-on-the-executors"
 _FIREWALL = (
     "Set spark.driver.host to an address of the driver that executors reach, and let connections from the executors "
     "to the driver's free ports through the firewall."
@@ -85,10 +87,14 @@ def check_answer(error: str, driver: ExecutorFacts) -> CheckResult:
     other, program, module = (kind.search(error) for kind in kinds)
     if other is not None:
         remedy = "Set PYSPARK_PYTHON (spark.pyspark.python) to a Python of that version, or ship one (spark.archives)."
-        return check_result("Python", FAILURE, expected=expected, received=f"Python {other[1]}", remedy=remedy)
+        return check_result(
+            "Python", FAILURE, expected=expected, received=f"Python {other[1]}", remedy=remedy, topic=_TOPIC
+        )
     if program is not None:
         remedy = "Set PYSPARK_PYTHON (spark.pyspark.python) to a program that every executor has."
-        return check_result("Python", FAILURE, expected=expected, received=f"no program {program[1]}", remedy=remedy)
+        return check_result(
+            "Python", FAILURE, expected=expected, received=f"no program {program[1]}", remedy=remedy, topic=_TOPIC
+        )
     if module is not None:
         return check_result(
             "executors",
@@ -96,6 +102,7 @@ def check_answer(error: str, driver: ExecutorFacts) -> CheckResult:
             expected="elephant and what PySpark needs to be installed where the executors' Python is",
             received=f"No module named {module[1]!r}",
             remedy=_ONE_ENVIRONMENT,
+            topic=_TOPIC,
         )
     if SparkWords.CANCELLED.search(error):
         received = "that somebody cancelled it"
@@ -163,7 +170,7 @@ def check_disk(facts: Sequence[ExecutorFacts], *, rows_bytes: int | None = None)
     full = [(one.place, _room(one)) for one in known if (one.free_bytes or 0) < FLOOR_BYTES]
     if locked or full:
         expected += f", {FLOOR_BYTES >> 20} MB at least"
-        return _compared(name, expected, locked or full, good="", remedy=remedy)
+        return _compared(name, expected, locked or full, good="", remedy=remedy, topic=_TOPIC_OF_DISKS)
     share = 0 if rows_bytes is None else rows_bytes / max(len(known), 1)
     wanted = max(SCARCE_BYTES, share)
     scarce = [(one.place, _room(one)) for one in known if (one.free_bytes or 0) < wanted]
@@ -233,6 +240,7 @@ def check_packages_of_callbacks(facts: Sequence[ExecutorFacts], packages: Sequen
             [(one.place, "none") for one in facts if name not in one.packages],
             good="there",
             remedy=f"Install {name} there, or leave the callback out.",
+            topic="callbacks",
         )
         for name in packages
     ]
@@ -264,7 +272,14 @@ def _gigabytes(count: float) -> str:
 
 
 def _compared(
-    name: str, expected: str, wrong: Iterable[tuple[str, str]], *, good: str, remedy: str, otherwise: str = FAILURE
+    name: str,
+    expected: str,
+    wrong: Iterable[tuple[str, str]],
+    *,
+    good: str,
+    remedy: str,
+    otherwise: str = FAILURE,
+    topic: str = _TOPIC,
 ) -> CheckResult:
     """Returns a result of what executors have that differs, each with its place."""
     by_value: dict[str, list[str]] = {}
@@ -274,7 +289,7 @@ def _compared(
         return check_result(name, OK, expected=expected, received=good)
     listed = [f"{value} on {_places(places)}" for value, places in by_value.items()]
     received = "; ".join(listed[:_NAMED]) + (f"; and so on: {len(listed)} in all" if len(listed) > _NAMED else "")
-    return check_result(name, otherwise, expected=expected, received=received, remedy=remedy)
+    return check_result(name, otherwise, expected=expected, received=received, remedy=remedy, topic=topic)
 
 
 def _places(places: Sequence[str], limit: int = _NAMED) -> str:

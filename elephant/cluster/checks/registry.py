@@ -45,6 +45,7 @@ class CheckResult:
         received: What there is.
         remedy: What to do, as whole sentences; empty where there is nothing to do.
         text: The whole message, where it was made elsewhere; empty makes it of the other parts.
+        topic: The section on troubleshooting that an error of it points to; empty is that of `ClusterError`.
     """
 
     name: str
@@ -53,6 +54,7 @@ class CheckResult:
     received: str
     remedy: str = ""
     text: str = ""
+    topic: str = ""
 
     @property
     def failed(self) -> bool:
@@ -75,6 +77,7 @@ def check_result(
     remedy: str = "",
     otherwise: str = FAILURE,
     text: str = "",
+    topic: str = "",
 ) -> CheckResult:
     """Returns a result, with the status ``otherwise`` for False; its remedy stays only where something is wrong.
 
@@ -86,7 +89,9 @@ def check_result(
     if isinstance(status, bool):
         status = OK if status else otherwise
     remedy = "" if status == OK else remedy
-    return CheckResult(name=name, status=status, expected=expected, received=str(received), remedy=remedy, text=text)
+    return CheckResult(
+        name=name, status=status, expected=expected, received=str(received), remedy=remedy, text=text, topic=topic
+    )
 
 
 Found = CheckResult | list[CheckResult]
@@ -129,9 +134,9 @@ def run_phase(phase: Phase, **facts: Any) -> list[CheckResult]:
 
 def refuse_failures(check_results: Iterable[CheckResult]) -> None:
     """Raises one ClusterError of all results for which a fit would fail."""
-    failures = [str(found) for found in check_results if found.failed]
+    failures = [found for found in check_results if found.failed]
     if len(failures) == 1:
-        raise ClusterError(failures[0])
+        raise ClusterError(str(failures[0]), topic=failures[0].topic)
     if failures:
-        listed = "\n".join(f"{number}. {text}" for number, text in enumerate(failures, start=1))
+        listed = "\n".join(f"{number}. {found}" for number, found in enumerate(failures, start=1))
         raise ClusterError(f"the Spark application lacks {len(failures)} things that this fit needs:\n{listed}")

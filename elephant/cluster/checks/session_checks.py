@@ -72,6 +72,7 @@ def check_slots(
         expected=f"{needed} task slots at the same time" + (f", each with {resource}" if resource else ""),
         received="a session that does not tell; Spark's own check remains" if slots is None else slots,
         remedy="" if slots is None else _remedy(name, needed, slots, settings, resource),
+        topic="more-workers-than-slots",
     )
 
 
@@ -93,7 +94,9 @@ def check_some_slot(num_workers: int, slots: int | None, settings: Mapping[str, 
             if servers
             else _why_no_executor(settings)
         )
-        return check_result(name, FAILURE, expected=expected, received=slots or "none", remedy=remedy)
+        return check_result(
+            name, FAILURE, expected=expected, received=slots or "none", remedy=remedy, topic="more-workers-than-slots"
+        )
     turns = slots - servers < num_workers
     expected = "a task slot for each worker" if turns else expected
     remedy = f"{num_workers} workers on {slots - servers} task slots: they take turns, each with all of its epochs."
@@ -158,7 +161,9 @@ def check_dynamic_allocation(
             "mode='asynchronous', which run with it."
         )
         expected = f"{DYNAMIC_ALLOCATION}=false: Spark refuses a barrier stage otherwise"
-        return check_result(name, FAILURE, expected=expected, received="true", remedy=remedy)
+        return check_result(
+            name, FAILURE, expected=expected, received="true", remedy=remedy, topic="dynamic-allocation"
+        )
     most = whole_number(settings, "spark.dynamicAllocation.maxExecutors", _NO_LIMIT) * per_executor
     if most < servers + (num_workers if together else 1):
         workers = f"{num_workers} workers at the same time" if together else "at least one worker"
@@ -246,6 +251,7 @@ def check_encryption(settings: Mapping[str, str], encryption: bool | None, crypt
             expected="the package cryptography on the driver, which makes the key pair of each run",
             received=f"none, with {received}",
             remedy="Install it there: pip install 'elephant-spark[tls]'.",
+            topic="disks-files-and-encryption",
         )
     covers_tasks = any(name not in _OF_OTHERS for name in asked) or is_local(settings.get("spark.master", ""))
     return check_result(

@@ -326,5 +326,6 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
             raise UnsupportedError(
                 "callbacks: BackupAndRestore would resume one rank at another epoch than the rest. Pass it in "
                 "callbacks of a KerasEstimator, once, which makes checkpoints in its folder and goes on from them. Or "
-                "leave it out, and pass checkpointPath, and resume=True to go on from the last checkpoint."
+                "leave it out, and pass checkpointPath, and resume=True to go on from the last checkpoint.",
+                topic="callbacks",
             )

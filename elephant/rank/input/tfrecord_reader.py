@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import fs as arrow_fs
 
-from elephant.errors import DataError, ElephantError, first_line, kind_of
+from elephant.errors import DataError, ElephantError, first_line, kind_of, topic_of
 from elephant.storage.filesystem import Found, open_file_system, refuse_other_file
 
 _BATCH_ROWS = 1024
@@ -157,7 +157,7 @@ def main(failure_file: str) -> None:
         _write(stream, features, read_shares(asked["url"], shares, features))
     except Exception as error:
         trace = "" if isinstance(error, ElephantError) else traceback.format_exc()
-        said = {"kind": kind_of(error), "message": str(error), "traceback": trace}
+        said = {"kind": kind_of(error), "message": str(error), "traceback": trace, "topic": topic_of(error)}
         Path(failure_file).write_text(json.dumps(said))
         sys.exit(1)
 

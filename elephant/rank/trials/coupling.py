@@ -160,7 +160,8 @@ def require_mean_of_rows(loss: RankLoss, *, counts_elements: bool) -> None:
         received = "a sum" if loss.kind == SUM else "a mean over elements, such as those that a mask leaves"
         raise UnsupportedError(
             "loss: expected a mean over the rows of a batch with aggregation='server', which weighs the gradients of "
-            f"workers by their rows. Received: {loss.name!r}, which is {received}. Use aggregation='allreduce'."
+            f"workers by their rows. Received: {loss.name!r}, which is {received}. Use aggregation='allreduce'.",
+            topic="a-loss-that-depends-on-several-rows",
         )
 
 

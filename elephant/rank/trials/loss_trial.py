@@ -310,7 +310,8 @@ def refuse(found: Sequence[str], *, allowed: bool) -> None:
     if not allowed:
         raise UnsupportedError(
             found[0] + "Or pass allowBatchCoupledLoss=True: each worker then computes it on the rows of its own batch, "
-            "unless elephant.training.ops brings it those of the others."
+            "unless elephant.training.ops brings it those of the others.",
+            topic="a-loss-that-depends-on-several-rows",
         )
     warnings.warn(found[0] + "allowBatchCoupledLoss=True lets it be so.", stacklevel=3)
 

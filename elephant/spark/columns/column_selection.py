@@ -225,7 +225,8 @@ def with_classes(field: Field, output: OutputInfo, param: str, *, weighted: bool
         raise SchemaError(
             f"{param}: expected class numbers of shape {output.shape[:-1]} in every row, for an output of shape "
             f"{output.shape}. Received: {field.title} with one number. Give an array, or a model with one output "
-            "vector for each row."
+            "vector for each row.",
+            topic="labels-that-the-loss-cannot-compare",
         )
     if field.kind == SCALAR and any(size not in (1, None) for size in output.label_shape or ()):
         remedy = "Give an array, or a list of columns."
@@ -233,7 +234,8 @@ def with_classes(field: Field, output: OutputInfo, param: str, *, weighted: bool
             remedy = "Compile the model with sparse_categorical_crossentropy for class numbers, or give one-hot labels."
         raise SchemaError(
             f"{param}: expected labels of the output's shape {output.shape}, which the loss compares them with. "
-            f"Received: {field.title} with one number. {remedy}"
+            f"Received: {field.title} with one number. {remedy}",
+            topic="labels-that-the-loss-cannot-compare",
         )
     if is_sparse or (output.kind == BINARY and not weighted):
         return replace(

@@ -176,4 +176,6 @@ def no_rows(title: str) -> DataError:
 
 def nulls(title: str) -> DataError:
     """Returns the error for nulls in a column."""
-    return DataError(f"{title}: expected a value in every row. Received: a null. Drop such rows, or fill them.")
+    return DataError(
+        f"{title}: expected a value in every row. Received: a null. Drop such rows, or fill them.", topic="nulls"
+    )

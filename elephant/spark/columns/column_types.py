@@ -46,7 +46,7 @@ from elephant.data.schema import (
     pack,
     role_of,
 )
-from elephant.errors import SchemaError
+from elephant.errors import SchemaError, did_you_mean
 from elephant.modeling.model_info import InputInfo, ModelInfo, OutputInfo
 from elephant.spark.columns.column_selection import (
     ColumnSelection,
@@ -62,6 +62,8 @@ from elephant.spark.columns.column_selection import (
     with_classes,
 )
 
+_MOST_NAMED = 20
+
 
 def find_column(columns: StructType, name: str, param: str) -> StructField:
     """Returns a column by its name, as Spark finds it; raises SchemaError when there is none."""
@@ -71,9 +73,13 @@ def find_column(columns: StructType, name: str, param: str) -> StructField:
     for field in columns.fields:
         if field.name.lower() == name.lower():
             return field
-    hint = " Set labelCol=None to train without labels." if param == "labelCol" else ""
+    names = columns.fieldNames()
+    known = ", ".join(names[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else "")
+    remedy = did_you_mean(name, names) or f" Set {param} to one of them."
+    remedy += " Set labelCol=None to train without labels." if param == "labelCol" else ""
     raise SchemaError(
-        f"{param}: expected one of the columns {', '.join(columns.fieldNames())}. Received: {name!r}.{hint}"
+        f"{param}: expected one of the columns {known}. Received: {name!r}.{remedy}",
+        topic="a-column-that-is-not-there",
     )
 
 
@@ -145,8 +151,13 @@ def depth_of(kind: DataType) -> tuple[int, DataType]:
 
 def wrong_type(column: StructField, param: str, expected: str) -> SchemaError:
     """Returns the error for a column of a type that cannot be used."""
+    remedy = "Convert it first, such as with cast."
+    if isinstance(depth_of(column.dataType)[1], StringType):
+        remedy = "Number its strings first, as pyspark.ml.feature.StringIndexer does, or cast them."
+    received = f"column {column.name!r} of type {column.dataType.simpleString()}"
     return SchemaError(
-        f"{param}: expected {expected}. Received: column {column.name!r} of type {column.dataType.simpleString()}."
+        f"{param}: expected {expected}. Received: {received}. {remedy}",
+        topic="a-column-of-the-wrong-type",
     )
 
 
@@ -276,7 +287,9 @@ def _of_several(field: Field, param: str, use: str) -> Field:
     if not field.accepts(len(names)):
         raise SchemaError(
             f"{param}: expected {field.width} values for {use}. "
-            f"Received: {len(names)} columns ({', '.join(names[:6])}{', ...' if len(names) > 6 else ''})."
+            f"Received: {len(names)} columns ({', '.join(names[:6])}{', ...' if len(names) > 6 else ''}). Name as many "
+            "as there are values.",
+            topic="rows-of-another-width",
         )
     return field
 
@@ -295,7 +308,7 @@ def _label(columns: list[StructField], output: OutputInfo, floatx: str, role: st
         return Field(role, names, integer_type(column.dataType) or floatx, SCALAR)
     depth, element = depth_of(column.dataType)
     if isinstance(element, StringType):
-        raise wrong_type(column, param, "numbers, such as pyspark.ml.feature.StringIndexer makes of strings")
+        raise wrong_type(column, param, "a label of numbers")
     is_classes = output.label_shape is None and integer_type(element) is not None and depth > 0
     dtype = "int32" if is_classes else floatx
     kind = _array_kind(column, dtype, param, None)

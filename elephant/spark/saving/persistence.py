@@ -316,7 +316,8 @@ def _parts_of(
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(
             f"load: {path} needs code that is not here: {error}. Make the module that defines the "
-            "custom objects, the model function or the callbacks importable, and load again."
+            "custom objects, the model function or the callbacks importable, and load again.",
+            topic="loading-and-saving",
         ) from error
     about = metadata["kerasModel"]
     rows, settings = about["rows"], KerasSettings(**about["settings"])

@@ -83,7 +83,8 @@ def require_trust(
         raise ConfigurationError(
             f"{place}: expected {expected}, unless it is trusted. Received: "
             f"{'; '.join(code)}. Where you trust whoever wrote it, pass trusted=True (a job of spark_jobs: --trusted), "
-            f"or set {SETTING}=true for calls without that argument. {otherwise}"
+            f"or set {SETTING}=true for calls without that argument. {otherwise}",
+            topic="a-file-that-would-run-code",
         )
 
 
