@@ -69,14 +69,17 @@ class ElephantError(Exception):
         texts: What was expected, what came, and what to do next.
         topic: The section on troubleshooting that says more, as its address names it; empty leaves it to the class.
 
+    Attributes:
+        is_shown: Whether it has left elephant for the user's code, and so ends with that section's address; one that is
+            quoted in another, or reported to the driver, has none.
+
     Examples:
         >>> print(SchemaError("labelCol: expected ...", topic="nulls").help_url)
         https://elephant-spark.github.io/elephant/troubleshooting/#nulls
     """
 
     topic: str = ""
-    # Set where it leaves for the user's code: one that is quoted in another, or reported to the driver, has no address.
-    _is_shown = False
+    is_shown: bool = False
 
     def __init__(self, *texts: object, topic: str = "") -> None:
         super().__init__(*texts)
@@ -94,7 +97,7 @@ class ElephantError(Exception):
         return help_url(self.topic)
 
     def __str__(self) -> str:
-        return shown_text(self) if self._is_shown else self.message
+        return shown_text(self) if self.is_shown else self.message
 
     def _render_traceback_(self) -> list[str]:
         """Returns the lines that IPython shows, which looks for a method of this name: without elephant's frames."""
@@ -213,7 +216,7 @@ class WorkerFailure(TrainingError):  # noqa: N818  (what happened to one rank)
 
 
 def _end_of_output(log_tail: str, rank: int, *, of_little_use: bool) -> str:
-    """Returns what a message shows of the last lines of a process: a few where something else says what happened."""
+    """Returns the part of a message with the last lines of a process: a few where something else says more."""
     lines = log_tail.rstrip().splitlines()
     if not of_little_use or len(lines) <= _FEW_LINES:
         return "\n".join([f"Last lines of rank {rank}'s training process:", *lines])
@@ -418,7 +421,7 @@ def brief_errors(function: Function) -> Function:
         try:
             return function(*args, **kwargs)
         except ElephantError as error:
-            error._is_shown = True
+            error.is_shown = True
             if FULL_TRACEBACK not in os.environ:
                 _shorten(error)
             raise error  # ELEPHANT_FULL_TRACEBACK=1 shows all frames

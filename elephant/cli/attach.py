@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from elephant.cli.event_file import FoundEvents, find_events
-from elephant.errors import ConfigurationError
+from elephant.errors import ConfigurationError, shown_text
 from elephant.monitor.events import Logged, RunNote, WorkersChanged, kinds_by_line
 from elephant.monitor.listeners import Listeners
 from elephant.monitor.progress import Progress
@@ -32,7 +32,7 @@ def attach(given: argparse.Namespace) -> int:
         with Watched(events.name) as watched:
             return _follow(events, watched, given.timeout)
     except ConfigurationError as error:
-        sys.stderr.write(f"{NAME}: {given.run}: {error}\n")
+        sys.stderr.write(f"{NAME}: {given.run}: {shown_text(error)}\n")
         return 2
     except OSError as error:
         sys.stderr.write(

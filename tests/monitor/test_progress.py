@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from elephant.data.virtual_shards import ElasticPlan
+from elephant.errors import help_url
 from elephant.monitor.events import (
     EpochEnded,
     Printed,
@@ -228,6 +229,9 @@ def test_progress_when_the_loss_is_not_finite_then_warns_of_the_first_such_epoch
         for epoch, loss in enumerate([1.0, math.nan, math.nan, math.inf]):
             progress.show(EpochEnded(rank=0, epoch=epoch, logs={"loss": loss}))
     assert len(warned) == 1
+    remedy, _, section = str(warned[0].message).partition(". Lower ")[2].partition(" See ")
+    assert remedy.startswith("the learning rate, clip gradients") and remedy.endswith("look for rows with NaN.")
+    assert section == help_url("nan")
 
 
 def test_progress_when_silent_then_writes_nothing():

@@ -4,6 +4,7 @@ Those that take a fault, or a process, are held to the same where these are: NaN
 Java (tests/cluster/test_local_java.py), a process killed for its memory and Ctrl-C (test_run.py).
 """
 
+import socket
 import threading
 import time
 from dataclasses import replace
@@ -15,8 +16,7 @@ from screen import assert_brief
 from tables import every_case
 
 from elephant import KerasEstimator
-from elephant.cluster.checks import preflight
-from elephant.cluster.checks.executor_facts import ExecutorReport, known_executors
+from elephant.cluster.checks.executor_facts import ExecutorReport, driver_facts, known_executors
 
 # A busy machine starts Python on three executors in this time, too; alone most take none.
 IN_SECONDS = 60.0
@@ -41,6 +41,13 @@ def frame(spark):
         "array_repeat(double(id), 6) features", "array_repeat(double(id), int(6 - id % 2)) ragged", "double(id) label",
         "if(id < 30, double(id), null) with_nulls", "string(id % 2) text", "map('a', double(id)) counts",
     )  # fmt: skip
+
+
+@pytest.fixture
+def taken_port():
+    """The port that a socket on all addresses of this machine listens on."""
+    with socket.create_server(("0.0.0.0", 0)) as server:
+        yield server.getsockname()[1]
 
 
 @every_case(
@@ -79,7 +86,7 @@ def frame(spark):
         (
             {"callbacks": [Locked()]},
             r"The model's code or a callback cannot be sent to the executors: TypeError: cannot pickle '_thread\.lock'",
-            r"create it there, such as in on_train_begin\.",
+            r"Keep no SparkSession, lock, file or socket in it: make one where it is used\.",
             "code-that-cannot-be-sent",
         ),
         (
@@ -95,23 +102,24 @@ def frame(spark):
             "rows-of-another-width",
         ),
         (
-            {"ports": (1, 1)},
-            r"Cannot listen on ",
-            r"\.",
+            {"ports": "taken"},
+            r"Cannot listen on .*: expected a free port from \d+ to \d+, .* Received: all are taken\.",
+            r"Give more of them; docs/clusters\.md says how many a host needs\.",
             "a-port-that-is-blocked",
         ),
     ],
 )
 def test_fit_when_called_with_a_typical_mistake_then_says_it_briefly_with_the_remedy_last(
-    frame, capfd, options, cause, remedy, topic
+    frame, capfd, taken_port, options, cause, remedy, topic
 ):
+    if "ports" in options:
+        options = {"ports": (taken_port, taken_port)}
+    capfd.readouterr()
     began = time.monotonic()
-    printed = capfd.readouterr() and ""
     with pytest.raises(Exception, match=cause) as failure:
         KerasEstimator(**{"model": regression_model("sgd"), "numWorkers": 2, **options}).fit(frame)
     assert time.monotonic() - began < IN_SECONDS
-    captured = capfd.readouterr()
-    printed = captured.out + captured.err
+    printed = "".join(capfd.readouterr())
     assert_brief(failure.value, cause=cause, remedy=remedy, topic=topic, printed=printed)
 
 
@@ -139,18 +147,13 @@ def without_tensorflow(facts):
     ],
 )
 def test_fit_when_executors_have_another_environment_then_says_it_briefly_with_the_remedy_last(
-    frame, capfd, monkeypatch, changed, cause, remedy
+    frame, capfd, changed, cause, remedy
 ):
-    look = known_executors.look
-    monkeypatch.setattr(
-        known_executors,
-        "look",
-        lambda *args, **options: ExecutorReport(facts=list(map(changed, look(*args, **options).facts))),
-    )
-    monkeypatch.setattr(known_executors, "known", lambda session: None)
-    monkeypatch.setattr(preflight, "ANSWER_S", 300.0)
+    report = ExecutorReport(facts=[changed(replace(driver_facts(), executor=number)) for number in "012"])
     capfd.readouterr()
-    with pytest.raises(Exception, match=cause) as failure:
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Exception, match=cause) as failure:
+        patch.setattr(known_executors, "look", lambda *args, **options: report)
+        patch.setattr(known_executors, "known", lambda session: None)
         KerasEstimator(model=regression_model("sgd"), numWorkers=2).fit(frame)
     printed = "".join(capfd.readouterr())
     assert_brief(failure.value, cause=cause, remedy=remedy, topic="other-packages-on-the-executors", printed=printed)

@@ -5,11 +5,13 @@ import signal
 import sys
 import threading
 import time
+import traceback
 
 import numpy as np
 import psutil
 import pytest
 from process_tree import task_of
+from screen import MOST_LINES, assert_brief
 
 import elephant
 from elephant.config import Timeouts
@@ -218,10 +220,16 @@ def test_run_when_a_rank_is_killed_in_mid_allreduce_then_fails_in_seconds(spark,
 
     watcher = threading.Thread(target=kill, name="fault")
     watcher.start()
-    with pytest.raises(WorkerFailure, match=r"rank 1 .*killed \(signal 9\).*out of memory"):
+    with pytest.raises(WorkerFailure, match=r"rank 1 .*killed \(signal 9\).*out of memory") as failure:
         run(spark, reduce_without_end, str(tmp_path), 4_000_000, 0.0)
     watcher.join(timeout=10)
     assert time.monotonic() - killed[0] < 40
+    assert_brief(
+        failure.value,
+        cause=r"rank 1 on 127\.0\.0\.1 \(executor \d+\) failed: ProcessEnded: its process was killed \(signal 9\)",
+        remedy=r"Raise spark\.executor\.memoryOverhead, or lower [^.]+\.",
+        topic="a-process-that-ended",
+    )
 
 
 def test_run_when_the_spark_task_of_a_rank_is_killed_then_names_the_rank(spark, tmp_path):
@@ -284,9 +292,11 @@ def test_run_when_interrupted_then_ends_and_another_run_works(spark, tmp_path):
 
     watcher = threading.Thread(target=interrupt, name="fault")
     watcher.start()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as stopped:
         run(spark, reduce_without_end, str(tmp_path))
     watcher.join(timeout=10)
+    shown = "".join(traceback.format_exception(stopped.value))
+    assert len(shown.splitlines()) <= MOST_LINES and "/elephant/" not in shown and "pyspark" not in shown
     assert run(spark, elephant.collective.rank) == [0, 1]
 
 
