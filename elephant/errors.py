@@ -204,7 +204,9 @@ class WorkerFailure(TrainingError):  # noqa: N818  (what happened to one rank)
         if traceback:
             trace = traceback.rstrip()
             # Keras' texts are pages, and end the traceback again.
-            trace = trace.removesuffix(summary).rstrip() if "\n" in summary else trace
+            if "\n" in summary and trace.endswith(summary):
+                # With its line, which may begin with the module of the error.
+                trace = trace.removesuffix(summary).rpartition("\n")[0].rstrip()
             parts.append(f"Traceback of rank {rank}:\n{trace}")
         if log_tail:
             parts.append(_end_of_output(log_tail, rank, of_little_use=bool(traceback) or KILLED in summary))

@@ -27,7 +27,7 @@ def test_worker_error_when_pickled_then_keeps_its_data():
 
 def test_worker_error_when_its_text_is_a_page_then_the_traceback_does_not_end_in_it_again():
     page = "ValueError: in Scale.call()\n\nno attribute 'scal'"
-    error = errors.WorkerFailure(page, rank=3, host="h", traceback=f"File x\n    self.scal\n{page}\n")
+    error = errors.WorkerFailure(page, rank=3, host="h", traceback=f"File x\n    self.scal\nbuiltins.{page}\n")
     assert str(error).count("no attribute") == 1 and str(error).endswith("File x\n    self.scal")
     assert error.traceback.endswith(f"{page}\n")
 
