@@ -29,7 +29,7 @@ def attach(given: argparse.Namespace) -> int:
     """Shows a fit until it ends; returns the exit code."""
     try:
         events = find_events(given.run)
-        with Watched(events.name) as watched:
+        with Watched(events.name, events.run_id) as watched:
             return _follow(events, watched, given.timeout)
     except ConfigurationError as error:
         sys.stderr.write(f"{NAME}: {given.run}: {shown_text(error)}\n")
@@ -82,13 +82,14 @@ class Watched:
 
     Args:
         name: Of the fit.
+        run_id: Of its MLflow run; empty where that is not known.
 
     Attributes:
         last_time: When the last line was written, by the clock of the fit's driver, in seconds since 1970.
     """
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, run_id: str = "") -> None:
+        self._name, self._run_id = name, run_id
         self._closing = contextlib.ExitStack()
         self._progress: Progress | None = None
         self._params: Mapping[str, Any] = {}
@@ -188,6 +189,7 @@ class Watched:
         summary = FitSummary.of_events(self._lines)
         path = self._params.get("checkpointPath")
         kept = "" if path is None else f"its checkpoints are in {path}: elephant checkpoints {path} lists them"
+        logged = self._run_id and f"MLflow is given it as runs:/{self._run_id}/model"
         if summary.state:
             sys.stderr.write(f"{NAME}: {summary.state}{f'; {kept}' if kept and self._checkpoints else ''}\n")
             return 1
@@ -197,7 +199,7 @@ class Watched:
             f"{summary.rows_per_s:,.0f} rows/s",
             *(f"  {seconds:8.1f} s {name}" for name, seconds in summary.parts_s.items() if seconds >= SHORTEST_S),
             *(f"advice: {text}" for text in summary.advice),
-            "its model is with the program that has called fit" + (f"; {kept}" if kept else ""),
+            "; ".join(filter(None, ["its model is with the program that has called fit", logged, kept])),
         ]
         sys.stdout.write("\n".join(said) + "\n")
         sys.stdout.flush()

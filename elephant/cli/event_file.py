@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from elephant.errors import ConfigurationError
@@ -20,6 +20,7 @@ class FoundEvents:
     name: str  # of the fit
     path: str  # in its file system
     system: Any  # pyarrow's
+    run_id: str = ""  # of the MLflow run that names it
 
     def state(self) -> Found | None:
         """Returns the facts of the file now; None while it is being replaced. Raises OSError where nobody can tell."""
@@ -50,7 +51,7 @@ def find_events(run: str) -> FoundEvents:
     except ConfigurationError:
         if not _RUN_ID.fullmatch(run):
             raise
-    return _at(_path_in(run))
+    return replace(_at(_path_in(run)), run_id=run)
 
 
 def _at(run: str) -> FoundEvents:

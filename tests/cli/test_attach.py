@@ -114,7 +114,10 @@ def test_attach_when_a_fit_has_ended_then_says_how_and_where_its_model_is_and_en
     assert "the fit has ended well after 61.5 s: 3 epochs, 2 ranks, 100 rows/s\n" in said
     kept = "its checkpoints are in s3://bucket/kept: elephant checkpoints s3://bucket/kept lists them"
     assert said.endswith(f"its model is with the program that has called fit; {kept}\n")
-    fit.path.unlink()
+    # As that of an MLflow run.
+    with attach.Watched("a", run_id="0a1b") as watched:
+        assert watched.take(fit.path.read_bytes()) and watched.end() == 0
+    assert f"has called fit; MLflow is given it as runs:/0a1b/model; {kept}\n" in capsys.readouterr().out
 
 
 def test_attach_when_a_fit_has_failed_then_ends_with_1_and_its_error(fit, capsys):

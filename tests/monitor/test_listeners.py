@@ -216,7 +216,8 @@ def test_mlflow_when_a_fit_has_an_event_file_then_its_run_names_it_and_who_asks_
     path.write_text("events")
     with mlflow.start_run() as run:
         fit(1, listening=mlflow_listeners(str(path)))
-    assert find_events(run.info.run_id).read() == b"events"
+    found = find_events(run.info.run_id)
+    assert found.read() == b"events" and found.run_id == run.info.run_id
     with mlflow.start_run() as other:
         fit(1)
     with pytest.raises(ConfigurationError, match=f"run {other.info.run_id} without the tag elephant.events: MLflow"):
