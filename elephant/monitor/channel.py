@@ -134,9 +134,11 @@ class Channel:
         if self.meetings.is_over:
             return "workers have met, and import and prepare what they need"
         tasks = len(self._begun_tasks)
-        return (
-            f"{tasks} running tasks start workers and read their rows" if tasks else "Spark starts the workers' tasks"
-        )
+        if not tasks:
+            return "Spark starts the workers' tasks"
+        if tasks == 1:
+            return "1 running task starts its worker and reads its rows"
+        return f"{tasks} running tasks start workers and read their rows"
 
     def next_event(self, timeout_s: float) -> Event | None:
         """Returns the next event, or None when none comes in time.

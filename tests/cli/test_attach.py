@@ -78,7 +78,7 @@ def test_attach_when_a_fit_goes_on_then_shows_line_by_line_what_its_driver_shows
 
     with attach.Watched("fits/a") as watched:
         assert tell().startswith("fits/a: Sequential 'digits', begun at ")
-        waits = "starting, 7 s: 1 running tasks start workers and read their rows"
+        waits = "starting, 7 s: 1 running task starts its worker and reads its rows"
         assert tell(Awaited(text=waits.partition(": ")[2], seconds=7)) == f"\r{waits}"
         shown = tell(Awaited(text="", seconds=0), started(0), started(1))
         assert "training rows" in shown and shown.count("1,000") == 2

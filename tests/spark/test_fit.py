@@ -56,7 +56,7 @@ def test_fit_when_partitions_are_uneven_then_weights_equal_one_process_and_plan_
         (epoch, rank, rows) for epoch in (0, 1) for rank, rows in enumerate(sizes)
     ]
     assert fitted.summary.plan == fitted.plan and fitted.summary.options["numWorkers"] == "3"
-    shown = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("starting, ")]
+    shown = [line for line in capsys.readouterr().out.splitlines() if not line.startswith(("starting, ", "waiting "))]
     titles = ["rank", "host", "executor", "device", "threads", "training", "rows", "validation", "rows"]
     assert shown[0].split() == titles
     # Spark chooses the executors, of which no two ranks share one.
