@@ -31,6 +31,9 @@ _NOT_RUN = {
     ): "needs a fit that runs; tests/cli/test_checkpoint_request.py runs the program beside one",
     ("docs/clusters.md", 0): "needs YARN; tests/yarn submits the job to a YARN of its own",
     ("docs/clusters.md", 1): "needs Kubernetes; tests/kubernetes submits the job to pods of its own",
+    ("docs/dataproc.md", 0): "needs a bucket of Google's",
+    ("docs/dataproc.md", 1): "needs Dataproc, which nobody has tried",
+    ("docs/dataproc.md", 2): "needs Dataproc, which nobody has tried",
     ("docs/development.md", 0): "make's targets run these tests",
     ("docs/development.md", 2): "takes half an hour; tests/fuzz is what it runs",
     ("docs/development.md", 3): "takes half an hour; tests/mutations holds its parts",
@@ -38,11 +41,17 @@ _NOT_RUN = {
     ("docs/exactness.md", 0): "takes minutes; tests/spark/test_programs.py runs the program on a model and rows",
     ("docs/install.md", 0): "pip needs a registry",
     ("docs/install.md", 1): "pip needs a registry",
+    ("docs/kubernetes.md", 0): "needs a container engine; tests/spark_jobs/test_conf.py reads and lints the file",
+    ("docs/kubernetes.md", 1): "needs Kubernetes; tests/kubernetes submits the job to pods of its own",
+    ("docs/laptop.md", 0): "pip needs a registry",
     ("docs/performance.md", 0): "needs clusters; tests/spark/test_programs.py runs the program on this machine",
     ("docs/progress.md", 0): "needs a fit that runs; tests/cli/test_attach.py watches one",
     ("docs/run.md", 0): "needs clusters; tests/spark/test_run_session.py runs the program on this machine",
+    ("docs/scheduled_jobs.md", 0): "needs YARN and HDFS; tests/yarn submits the job to a YARN of its own",
     ("docs/serving.md", 0): "needs an image from a registry; test_pages.py calls the model that is served",
     ("docs/tutorials/index.md", 0): "pip needs a registry",
+    ("docs/yarn.md", 0): "pip needs a registry",
+    ("docs/yarn.md", 1): "needs YARN and S3; tests/yarn submits the job to a YARN of its own",
     ("spark_jobs/README.md", 0): "needs HDFS; tests/spark_jobs submits these jobs to a cluster of its own",
     ("spark_jobs/README.md", 1): "stands for the block above; tests/spark_jobs submits a job with a job file",
     ("spark_jobs/README.md", 2): "needs HDFS; tests/spark_jobs submits the job to a cluster of its own",
@@ -53,7 +62,7 @@ _NOT_RUN = {
 # Where the image for Kubernetes has the jobs.
 _IN_IMAGE = "local:///opt/elephant/"
 # Programs of others, whose options are not looked at.
-_OTHERS = {"pip", "docker", "curl", "venv-pack"}
+_OTHERS = {"pip", "docker", "curl", "venv-pack", "aws", "gcloud"}
 
 # Reads the words of programs with their own parsers, and stops where they would begin to work. Each line of standard
 # input is a list of words: a file or a module behind -m, and its arguments.

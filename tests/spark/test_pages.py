@@ -35,10 +35,14 @@ _WORDS = [
 _ELSEWHERE = {
     ("callbacks.md", 2): "needs Weights & Biases",
     ("connect.md", 0): "needs a server of Spark Connect; tests/spark_connect runs the same on one",
+    ("databricks.md", 0): "needs Databricks; its words are those of other pages",
     ("files.md", 1): "needs the jars of Delta Lake and Iceberg; tests/spark/test_lakehouse.py runs the same with them",
     ("gpus.md", 0): ClusterError,
     ("gpus.md", 1): "needs executors with GPUs; tests/spark/test_gpus.py runs the same on invented ones",
+    ("laptop.md", 0): "a session of its own; tests/cluster starts such ones",
+    ("laptop.md", 1): "a session of its own; tests/cluster starts such ones",
     ("models.md", 4): "needs Keras RS; tests/modeling/test_feature_embeddings.py has classes with its attributes",
+    ("scheduled_jobs.md", 0): "needs Airflow",
     ("parallelism.md", 2): "parts of a program on several ranks; tests/training/test_stage_memory.py runs them",
     ("parallelism.md", 4): None if current().divides_models else UnsupportedError,
 }
@@ -97,19 +101,25 @@ def test_pages_when_they_hold_python_then_a_test_here_runs_them():
 
 
 @pytest.mark.slow("a fit; tests/spark holds what it calls")
-def test_readme_when_pasted_then_prints_what_it_shows(spark, monkeypatch, capsys):
-    program, shown = re.search(
-        r"^```python\n(.*?)^```\n\n```\n(.*?)^```", README.read_text(), re.DOTALL | re.MULTILINE
-    ).groups()
+def test_readme_when_pasted_then_prints_what_it_shows(spark, monkeypatch, capsys, tmp_path):
+    first, program = blocks_of(README)
+    shown = README.read_text().split(program)[1].split("```\n")[2]
     # What starts a session is in tests/cluster, and examples/digits.py is an application of its own (test_commands.py).
     monkeypatch.setattr("elephant.cluster.local.local_session", lambda executors: spark)
-    exec(compile(program, "README.md", "exec"), {"__name__": "__main__"})  # noqa: S102  (the page's own words)
+    names = {"__name__": "__main__"}
+    exec(compile(program, "README.md", "exec"), names)  # noqa: S102  (the page's own words)
     said = capsys.readouterr().out
     for line in (line for line in shown.splitlines() if re.match(r" *[a-z]+ {2,}[a-z]|\|label|\+-", line)):
         assert line in said, said
     for text in (shown, said):
         assert float(re.search(r"'accuracy': (0\.\d+)", text)[1]) > 0.9
     assert len(re.findall(r"^\| +\d\| +\d\.0\|$", said, re.MULTILINE)) == 3
+    # Its first lines, on the same model and rows, with workers for which there are slots.
+    for written, here in (("numWorkers=4", "numWorkers=2"), ("epochs=10", "epochs=1"), ("/data", str(tmp_path))):
+        assert written in first
+        first = first.replace(written, here)
+    exec(compile(first, "README.md", "exec"), {**names, "df": names["train"]})  # noqa: S102
+    assert spark.read.parquet(str(tmp_path / "scores")).count() == names["train"].count()
 
 
 def test_session_of_tutorials_without_java_when_compared_then_is_the_one_of_the_readme():
