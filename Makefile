@@ -31,7 +31,7 @@ TESTS =
 endif
 
 # What has a target of its own, because all tests together have 40 minutes.
-OWN_TIME = --ignore=tests/kubernetes
+OWN_TIME = --ignore=tests/kubernetes --ignore=tests/trackers
 
 # What benchmarks may leave open: they use untyped libraries. Names and arguments that do not exist are errors there too.
 LOOSE_TYPES = arg-type assignment call-overload import-not-found import-untyped misc union-attr
@@ -62,6 +62,11 @@ test-all: venv ## run all tests, in random order and with more examples, within 
 .PHONY: test-kubernetes
 test-kubernetes: venv ## test Spark's Kubernetes back end with processes as pods, as root (not part of test-all: minutes)
 	@"$$VENV/bin/python" -m pytest tests/kubernetes -p no:randomly $(PYTEST_ARGS)
+
+.PHONY: test-trackers
+test-trackers: venv ## test the callbacks of W&B, Comet, Neptune and TensorBoard, offline (not part of test-all: 45 more packages)
+	@"$$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -e ".[trackers]"
+	@"$$VENV/bin/python" -m pytest tests/trackers -p no:randomly $(PYTEST_ARGS)
 
 .PHONY: test-yarn
 test-yarn: venv ## test the jobs on YARN and HDFS, whose programs come from Maven Central (part of test-all)

@@ -182,6 +182,8 @@ setup(
             # The example of LoRA makes a text classifier with it.
             'keras-hub>=0.32; python_version >= "3.11"',
         ],
+        # Experiment trackers whose callbacks `make test-trackers` tries; the last two are one, whose service is closed.
+        "trackers": ["wandb>=0.31", "comet_ml>=3.58", "neptune>=1.14", "neptune-tensorflow-keras>=2.2"],
         # What benchmarks/ measures against, and what counts its processor time.
         "bench": ["torch>=2.6", "psutil>=5.9"],
         # The site of docs/.

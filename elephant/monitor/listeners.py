@@ -29,6 +29,9 @@ _MOMENT_S = 5.0
 _PARAM_CHARACTERS = 6000
 _LOGGED = "elephant.fit"
 EVENTS_TAG = "elephant.events"
+# What MLflow logs by itself of a fit of Keras, and of Spark ML.
+_KERAS_FLAVORS = ("keras", "tensorflow")
+_FLAVORS = (*_KERAS_FLAVORS, "pyspark.ml")
 
 
 class FitListener:
@@ -255,9 +258,10 @@ class MlflowListener(FitListener):
 
     Args:
         events: The file of the fit's events, which the run names in a tag; empty where there is none.
+        leaves_metrics: Whether a callback of the fit logs the metrics to the same run.
     """
 
-    def __init__(self, events: str = "") -> None:
+    def __init__(self, events: str = "", *, leaves_metrics: bool = False) -> None:
         import mlflow
 
         self._mlflow = mlflow
@@ -266,6 +270,7 @@ class MlflowListener(FitListener):
         self._run_id = ""
         self._is_own = False
         self._epoch = 0
+        self._leaves_metrics = leaves_metrics
 
     def fit_begin(self, params: Mapping[str, Any]) -> None:
         run: Any = self._mlflow.active_run()
@@ -284,7 +289,8 @@ class MlflowListener(FitListener):
 
     def epoch_end(self, epoch: int, metrics: Mapping[str, float], seconds: float) -> None:
         self._epoch = epoch
-        values, now = {**metrics, "epoch_seconds": seconds}, int(time.time() * 1000)
+        own = {} if self._leaves_metrics else metrics
+        values, now = {**own, "epoch_seconds": seconds}, int(time.time() * 1000)
         logged = [self._mlflow.entities.Metric(name, value, now, epoch) for name, value in values.items()]
         self._client.log_batch(self._run_id, metrics=logged)
 
@@ -294,7 +300,7 @@ class MlflowListener(FitListener):
             return
         outcome = "failed" if error is not None else "finished"
         try:
-            if fitted is not None:
+            if fitted is not None and _autolog_setting("log_models", True):
                 self._log_model(fitted)
         except Exception as problem:
             outcome = "finished, without its model"
@@ -326,8 +332,11 @@ class MlflowListener(FitListener):
         model, signature = fitted.model, None
         # Models without inputs of their own, or with strings, have no example.
         with contextlib.suppress(Exception):
-            (given,) = model.inputs
-            row = np.zeros((1, *(size or 1 for size in given.shape[1:])), given.dtype)
+            rows = {
+                given.name: np.zeros((1, *(size or 1 for size in given.shape[1:])), given.dtype)
+                for given in model.inputs
+            }
+            row = rows if len(rows) > 1 else next(iter(rows.values()))
             signature = infer_signature(row, model.predict_on_batch(row))
         # By its name: this package, which ranks without Keras import too, does not depend on it.
         keras = importlib.import_module("keras")
@@ -337,6 +346,7 @@ class MlflowListener(FitListener):
         requirements = [f"{name}=={version}" for name, version in versions.items()]
         # The model's own metrics are those of its step.
         about = {"signature": signature, "pip_requirements": requirements, "step": self._epoch}
+        about["registered_model_name"] = _autolog_setting("registered_model_name", None)
         logged = mlflow.keras.log_model(model, name="model", **about)
         if names := _unregistered(fitted):
             given = ", ".join(f"'{name}': {name}" for name in names)
@@ -359,25 +369,36 @@ def _unregistered(fitted: Any) -> list[str]:
     return sorted({one.__name__ for one in own if keras.saving.get_registered_name(one) == one.__name__})
 
 
-def mlflow_listeners(events: str = "") -> list[FitListener]:
+def mlflow_listeners(events: str = "", callbacks: Sequence[Any] = ()) -> list[FitListener]:
     """Returns the listener that logs to MLflow, where it is imported and a run is active, or logging is automatic.
 
     Args:
         events: The file of the fit's events; empty where there is none.
+        callbacks: Those of the fit: MLflow's own logs the metrics of every epoch to the same run.
     """
     mlflow = sys.modules.get("mlflow")
     if mlflow is None or (mlflow.active_run() is None and not _autologs()):
         return []
-    return [MlflowListener(events)]
+    theirs = (one for one in callbacks if type(one).__module__.partition(".")[0] == "mlflow")
+    leaves_metrics = any(getattr(one, "log_every_epoch", False) for one in theirs)
+    return [MlflowListener(events, leaves_metrics=leaves_metrics)]
 
 
 def _autologs() -> bool:
     """Returns whether MLflow is to log what Keras trains, and no hook of its own has opened a run for the estimator.
 
-    It has none over Spark Connect. The folds of a `CrossValidator`, in threads of their own, log nothing.
+    It has none over Spark Connect. Fits in threads, such as those of a `CrossValidator`, do not each open one.
     """
     from mlflow.utils.autologging_utils import autologging_is_disabled
 
-    flavors = ("tensorflow", "keras")
     in_main_thread = threading.current_thread() is threading.main_thread()
-    return in_main_thread and not all(autologging_is_disabled(flavor) for flavor in flavors)
+    return in_main_thread and not all(autologging_is_disabled(flavor) for flavor in _KERAS_FLAVORS)
+
+
+def _autolog_setting(name: str, default: Any) -> Any:
+    """Returns a setting of MLflow's logging by itself, such as ``log_models=False``; else the default."""
+    from mlflow.utils.autologging_utils import autologging_is_disabled, get_autologging_config
+
+    enabled = (flavor for flavor in _FLAVORS if not autologging_is_disabled(flavor))
+    told = (get_autologging_config(flavor, name, default) for flavor in enabled)
+    return next((value for value in told if value != default), default)

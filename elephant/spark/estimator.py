@@ -58,6 +58,7 @@ from elephant.spark.training_data import (
     dataset_of,
     is_frame,
 )
+from elephant.spark.tuning.trial_runs import GridRuns
 from elephant.storage.filesystem import NO_ROOM
 from elephant.task.rendezvous import installed_versions
 from elephant.training.pipeline import require_stages
@@ -247,6 +248,8 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         "a compiled keras.Model, a function without arguments that returns one, the path of one, or a fitted model",
         typeConverter=model_to_train,
     )
+    # A `CrossValidator` asks once for the fits of each fold, and then for one fit; None within a list of param maps.
+    _next_fold: int | None = 0
 
     @brief_errors
     @noting_keywords
@@ -397,7 +400,12 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         rows, fit = cast(Any, dataset_of(dataset)), super(KerasEstimator, estimator).fit
         if params is not None and not isinstance(params, dict):
             # Each of them comes back here, perhaps in a thread of its own.
-            return fit(rows, cast(Any, params))
+            estimator._next_fold = None
+            try:
+                return fit(rows, cast(Any, params))
+            finally:
+                estimator._next_fold = 0
+        self._next_fold = 0
         config = fit_config(estimator.copy(params))
         own = {**{param.name: value for param, value in (params or {}).items()}, **options}
         session = rows.sparkSession if is_frame(rows) else active_session()
@@ -444,10 +452,9 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         Returns:
             The place of each param map and the fitted model, as they are asked for; threads may share it.
         """
-        rows = dataset_of(dataset)
-        if len(paramMaps) < 2 or not is_frame(rows) or isinstance(rows, PreparedFrame):
-            return super().fitMultiple(cast(Any, rows), cast(Any, paramMaps))
-        return FitsOfGrid(self.copy(), PreparedFrame(cast("DataFrame", rows)), paramMaps)
+        rows, fold = dataset_of(dataset), self._next_fold
+        self._next_fold = None if fold is None else fold + 1
+        return FitsOfGrid(self.copy(), rows, paramMaps, GridRuns(fold))
 
     def _fit(self, dataset: DataFrame | PreparedFrame | Files) -> KerasModel:
         began, began_at = time.monotonic(), time.time()
@@ -664,4 +671,4 @@ def _listeners(estimator: KerasEstimator, session: SparkSession, info: Mapping[s
         for suffix, kind in kinds.items():
             listeners.append(kind(functools.partial(write_file, session, f"{path}.{suffix}", overwrite=True), info))
         events = f"{path}.jsonl"
-    return [*listeners, *mlflow_listeners(events), *followers()]
+    return [*listeners, *mlflow_listeners(events, estimator.getOrDefault("callbacks")), *followers()]

@@ -33,7 +33,8 @@ from elephant.rank.input.preprocessing import schema_from_text, takes_generator
 from elephant.spark.columns.spark_types import spark_schema
 from elephant.spark.file_formats import Files
 from elephant.spark.params import TrainingParams, column_selection, optional
-from elephant.spark.training_data import TrainingData, rows_of_files, rows_of_frame
+from elephant.spark.training_data import TrainingData, is_frame, rows_of_files, rows_of_frame
+from elephant.spark.tuning.trial_runs import GridRuns
 from elephant.task.model_batches import PackedFunction, PreprocessingTask, pickled, preprocessed_batches
 
 if TYPE_CHECKING:
@@ -215,17 +216,26 @@ class FitsOfGrid(Iterator[tuple[int, Any]]):
 
     Args:
         estimator: It stays as it is.
-        rows: Released when all fits are done, or nobody takes any more.
+        rows: What it fits on. Those kept for these fits alone are released when all are done, or nobody takes any more.
         param_maps: One for each fit.
+        runs: Those of an experiment tracker, one for each fit.
     """
 
     def __init__(
-        self, estimator: Estimator[Any], rows: PreparedFrame, param_maps: Sequence[dict[Param[Any], Any]]
+        self,
+        estimator: Estimator[Any],
+        rows: DataFrame | PreparedFrame | Files,
+        param_maps: Sequence[dict[Param[Any], Any]],
+        runs: GridRuns,
     ) -> None:
-        self._estimator, self._rows, self._param_maps = estimator, rows, list(param_maps)
+        is_kept = len(param_maps) > 1 and is_frame(rows) and not isinstance(rows, PreparedFrame)
+        kept = PreparedFrame(cast("DataFrame", rows)) if is_kept else None
+        self._estimator, self._param_maps, self._runs = estimator, list(param_maps), runs
+        self._rows = rows if kept is None else kept
         self._begun = self._done = 0
         self._counting = threading.Lock()
-        weakref.finalize(self, rows.release).atexit = False
+        self._release: Callable[[], None] = (lambda: None) if kept is None else kept.release
+        weakref.finalize(self, self._release).atexit = False
 
     def __next__(self) -> tuple[int, Any]:
         with self._counting:
@@ -234,9 +244,10 @@ class FitsOfGrid(Iterator[tuple[int, Any]]):
                 raise StopIteration
             self._begun += 1
         try:
-            return place, self._estimator.fit(cast(Any, self._rows), self._param_maps[place])
+            with self._runs.run_of(place):
+                return place, self._estimator.fit(cast(Any, self._rows), self._param_maps[place])
         finally:
             with self._counting:
                 self._done += 1
                 if self._done == len(self._param_maps):
-                    self._rows.release()
+                    self._release()

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import keras
 import numpy as np
+import pandas as pd
 import pytest
 from mlflow_state import own_mlflow
 
@@ -312,12 +313,20 @@ def test_mlflow_when_a_layer_is_not_registered_then_says_how_a_new_process_loads
     np.testing.assert_allclose(json.loads(done.stdout.splitlines()[-1]), wanted, rtol=1e-6)
 
 
-def test_mlflow_when_autologging_is_on_and_no_hook_has_opened_a_run_then_the_fit_opens_one(mlflow):
+def test_mlflow_when_autologging_is_on_and_no_hook_has_opened_a_run_then_the_fit_opens_one_and_registers_its_model(
+    mlflow,
+):
+    given = {name: keras.Input((2,), name=name) for name in ("left", "right")}
+    outputs = keras.layers.Dense(1)(keras.layers.Subtract()([given["left"], given["right"]]))
+    fitted = Fitted()
+    fitted.model = keras.Model(given, outputs)
     try:
         # What users call; its hook in Keras' own fit hears nothing of a fit of elephant.
-        mlflow.keras.autolog()
-        fit(2)
-        # Folds of a CrossValidator would each open one.
+        mlflow.keras.autolog(registered_model_name="differences")
+        fit(2, fitted)
+        mlflow.keras.autolog(log_models=False)
+        fit(1, fitted)
+        # Fits in threads would each open one.
         found = []
         thread = threading.Thread(target=lambda: found.append(mlflow_listeners()))
         thread.start()
@@ -325,6 +334,15 @@ def test_mlflow_when_autologging_is_on_and_no_hook_has_opened_a_run_then_the_fit
         assert found == [[]]
     finally:
         mlflow.keras.autolog(disable=True)
-    (run,) = mlflow.search_runs(output_format="list")
-    assert (run.data.params["epochs"], run.info.status) == ("2", "FINISHED")
-    assert mlflow.active_run() is None
+    runs = mlflow.search_runs(output_format="list")
+    assert sorted((run.data.params["epochs"], run.info.status) for run in runs) == [
+        ("1", "FINISHED"),
+        ("2", "FINISHED"),
+    ]
+    assert mlflow.active_run() is None and len(mlflow.search_logged_models(output_format="list")) == 1
+    # As the function that MLflow makes for Spark does: a column for each of several inputs.
+    x = np.arange(12, dtype="float32").reshape(2, 3, 2)
+    columns = pd.DataFrame({name: list(part) for name, part in zip(("left", "right"), x, strict=True)})
+    kernel, bias = fitted.model.get_weights()
+    predicted = mlflow.pyfunc.load_model("models:/differences/1").predict(columns)
+    np.testing.assert_allclose(predicted, (x[0] - x[1]) @ kernel + bias, rtol=1e-5)

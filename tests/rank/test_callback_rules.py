@@ -47,6 +47,12 @@ class Tracker(keras.callbacks.Callback):
         pass
 
 
+class NeptunesTracker(Tracker):
+    """One that `neptune.integrations` has from a package of another name."""
+
+    __module__ = "neptune_tensorflow_keras.impl"
+
+
 class TrackersCheckpoint(keras.callbacks.ModelCheckpoint):
     __module__ = "wandb.integration.keras"
 
@@ -89,6 +95,7 @@ def test_places_when_callbacks_are_of_each_duty_then_are_those_of_the_table(tmp_
             keras.callbacks.ModelCheckpoint(path),
             TrackersCheckpoint(path),
             Tracker(),
+            NeptunesTracker(),
             keras.callbacks.LambdaCallback(on_epoch_end=print),
         ],
     }

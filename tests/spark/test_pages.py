@@ -33,7 +33,10 @@ _WORDS = [
 ]
 # What cannot run here, and why; or the error with which it ends here.
 _ELSEWHERE = {
-    ("callbacks.md", 2): "needs Weights & Biases",
+    ("callbacks.md", 2): "has a run of MLflow; tests/spark/test_mlflow.py does the same in a store of its own",
+    ("callbacks.md", 3): "as the block before it",
+    ("callbacks.md", 4): "needs Weights & Biases; tests/trackers runs its callback",
+    ("callbacks.md", 5): "needs Comet; tests/trackers runs its callback",
     ("connect.md", 0): "needs a server of Spark Connect; tests/spark_connect runs the same on one",
     ("databricks.md", 0): "needs Databricks; its words are those of other pages",
     ("files.md", 1): "needs the jars of Delta Lake and Iceberg; tests/spark/test_lakehouse.py runs the same with them",

@@ -86,7 +86,10 @@ def _no(callback: keras.callbacks.Callback) -> bool:
     return False
 
 
-_TRACKERS = ("aim", "clearml", "comet_ml", "dvclive", "mlflow", "neptune", "optuna", "optuna_integration", "wandb")
+_TRACKERS = (
+    "aim", "clearml", "comet_ml", "dvclive", "mlflow", "neptune", "neptune_tensorflow_keras", "optuna",
+    "optuna_integration", "wandb",
+)  # fmt: skip
 # Where two rows hold for a callback, as for a tracker's subclass of ModelCheckpoint, the first one counts.
 _ROWS = (
     CallbackRule(

@@ -1,4 +1,4 @@
-"""Runs of MLflow for the trials of a search, and for their folds, within that of the calling thread."""
+"""Runs of MLflow for the fits of a search, of a `CrossValidator` and of lists of params, within that of the caller."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from elephant.errors import warn_user
 from elephant.monitor.listeners import mlflow_listeners
 
 _PARENT = "mlflow.parentRunId"
@@ -23,9 +24,9 @@ class TrialRun:
         """Notes the metric that the trial is compared by: the mean over its fits, and of several the deviation."""
         if self._mlflow is None:
             return
-        self._mlflow.log_metric("objective", statistics.fmean(values))
-        if len(values) > 1:
-            self._mlflow.log_metric("objective_std", statistics.pstdev(values))
+        spread = {"objective_std": statistics.pstdev(values)} if len(values) > 1 else {}
+        with _warned():
+            self._mlflow.log_metrics({"objective": statistics.fmean(values), **spread})
 
     @contextlib.contextmanager
     def of_fold(self, number: int | None) -> Iterator[None]:
@@ -74,17 +75,62 @@ class TrialRuns:
             yield TrialRun()
             return
         suggested = {f"suggested.{name}": value for name, value in params.items()}
-        with _ended_run(self._mlflow, f"trial-{number}", {_PARENT: self._parent, "trial": number, **suggested}):
-            yield TrialRun(self._mlflow)
+        tags = {_PARENT: self._parent, "trial": number, **suggested}
+        with _ended_run(self._mlflow, f"trial-{number}", tags) as is_open:
+            yield TrialRun(self._mlflow if is_open else None)
+
+
+class GridRuns:
+    """Runs of MLflow for the fits of a list of param maps, in whatever thread they are.
+
+    They belong to the run that is active in the thread which asks for the fits. Where there is none, neither are they.
+
+    Args:
+        fold: Number of the list, which is that of the fold in a `CrossValidator`; None outside of one.
+    """
+
+    def __init__(self, fold: int | None) -> None:
+        mlflow = sys.modules.get("mlflow")
+        active = None if mlflow is None else mlflow.active_run()
+        self._mlflow, self._parent = mlflow, None if active is None else active.info.run_id
+        self._fold = fold
+
+    @contextlib.contextmanager
+    def run_of(self, place: int) -> Iterator[None]:
+        """Opens the run of the fit with the param map of a place in the list; it is killed where the fit fails."""
+        if self._parent is None:
+            yield
+            return
+        numbers = {"params": place} if self._fold is None else {"fold": self._fold, "params": place}
+        name = "-".join(f"{what}-{number}" for what, number in numbers.items())
+        with _ended_run(self._mlflow, name, {_PARENT: self._parent, **numbers}):
+            yield
 
 
 @contextlib.contextmanager
-def _ended_run(mlflow: Any, name: str, tags: Mapping[str, Any]) -> Iterator[None]:
-    """Opens a run in this thread, within the one that is active there; an error kills it."""
-    mlflow.start_run(run_name=name, nested=True, tags={tag: str(value) for tag, value in tags.items()})
+def _ended_run(mlflow: Any, name: str, tags: Mapping[str, Any]) -> Iterator[bool]:
+    """Opens a run in this thread, within the one that is active there; an error kills it.
+
+    Where MLflow does not answer, the user is warned, and what is fitted goes without a run, as the value says.
+    """
+    run, status = None, "FINISHED"
+    with _warned():
+        run = mlflow.start_run(run_name=name, nested=True, tags={tag: str(value) for tag, value in tags.items()})
+    try:
+        yield run is not None
+    except BaseException:
+        status = "KILLED"
+        raise
+    finally:
+        if run is not None:
+            with _warned():
+                mlflow.end_run(status)
+
+
+@contextlib.contextmanager
+def _warned() -> Iterator[None]:
+    """Makes an error of MLflow a warning: hours of fits are worth more than what is logged of them."""
     try:
         yield
-    except BaseException:
-        mlflow.end_run("KILLED")
-        raise
-    mlflow.end_run()
+    except Exception as error:
+        warn_user(f"MLflow has not taken what is logged of a fit, which goes on: {type(error).__name__}: {error}")
