@@ -30,8 +30,7 @@ _PARAM_CHARACTERS = 6000
 _LOGGED = "elephant.fit"
 EVENTS_TAG = "elephant.events"
 # What MLflow logs by itself of a fit of Keras, and of Spark ML.
-_KERAS_FLAVORS = ("keras", "tensorflow")
-_FLAVORS = (*_KERAS_FLAVORS, "pyspark.ml")
+_FLAVORS = ("keras", "tensorflow", "pyspark.ml")
 
 
 class FitListener:
@@ -385,14 +384,15 @@ def mlflow_listeners(events: str = "", callbacks: Sequence[Any] = ()) -> list[Fi
 
 
 def _autologs() -> bool:
-    """Returns whether MLflow is to log what Keras trains, and no hook of its own has opened a run for the estimator.
+    """Returns whether MLflow is to log fits by itself, and no hook of its own has opened a run for the estimator.
 
-    It has none over Spark Connect. Fits in threads, such as those of a `CrossValidator`, do not each open one.
+    It has none over Spark Connect, for files and for prepared rows. Fits in threads, such as those of a
+    `CrossValidator`, do not each open one.
     """
     from mlflow.utils.autologging_utils import autologging_is_disabled
 
     in_main_thread = threading.current_thread() is threading.main_thread()
-    return in_main_thread and not all(autologging_is_disabled(flavor) for flavor in _KERAS_FLAVORS)
+    return in_main_thread and not all(autologging_is_disabled(flavor) for flavor in _FLAVORS)
 
 
 def _autolog_setting(name: str, default: Any) -> Any:

@@ -414,6 +414,9 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
             # Several fits follow each other.
             Progress(num_workers=config.num_ranks, epochs=config.epochs, verbose=config.verbose).note(text)
         with described(session, text):
+            if isinstance(rows, (Files, PreparedFrame)):
+                # As Spark's own `fit` does, into which MLflow hooks what takes DataFrames alone.
+                return (estimator.copy(params) if params else estimator)._fit(rows)
             return fit(rows, params)
 
     @brief_errors
