@@ -6,6 +6,7 @@ import html
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from report import Measurement
 
@@ -150,7 +151,7 @@ def _class(name: str) -> str:
     return f' class="{name}"' if name else ""
 
 
-def _counted(case: Mapping[str, int]) -> str:
+def _counted(case: Mapping[str, Any]) -> str:
     """Returns how the rows of a pass were counted, in words."""
     more = case["counted"] - case["rows"]
     if case["program"] == "files":

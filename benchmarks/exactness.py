@@ -169,9 +169,9 @@ def _distributed(folder: Path, passes: int, batches_of: Callable[..., Any]) -> t
 
     session = peers.plain_session(WORKERS)
     distributor = TorchDistributor(num_processes=WORKERS, local_mode=False, use_gpu=False)
-    result = distributor.run(_train_with_ddp, str(folder), passes, batches_of)
+    weights, rows = distributor.run(_train_with_ddp, str(folder), passes, batches_of)
     session.stop()
-    return result
+    return weights, rows
 
 
 def _train_with_ddp(folder: str, passes: int, batches_of: Callable[..., Any]) -> tuple[Weights, int]:

@@ -37,12 +37,13 @@ class Clock:
         kill_after: The epoch behind which a training process is killed, counted from one; None for none.
 
     Attributes:
-        ends: Seconds from the end of the first epoch, before which there is the start of the fit, to that of each.
+        ends: Seconds from the end of the first epoch, before which there is the start of the fit, to that of each: to
+            the last one of an epoch that a loss has had repeated.
         killed: When a process was killed, in the same seconds, and in seconds since 1970; None before.
     """
 
     def __init__(self, kill_after: int | None) -> None:
-        self.ends: list[float] = []
+        self.ends: dict[int, float] = {}
         self.killed: tuple[float, float] | None = None
         self._kill_after = kill_after
         self._began = 0.0
@@ -61,7 +62,7 @@ class Clock:
 
     def _note(self, epoch: int, _: Any) -> None:
         self._began = self._began or time.time()
-        self.ends.append(time.time() - self._began)
+        self.ends[epoch] = time.time() - self._began
         if epoch + 1 == self._kill_after and self._thread is None:
             # Epochs end while it looks for those that train.
             self._thread = threading.Thread(target=self._kill, name="killer")
@@ -134,9 +135,9 @@ def measure(frame: Any, options: argparse.Namespace) -> bool:
             medians={"least_s": min(seconds), "most_s": max(seconds), "weights_as_expected": float(equal)},
             repetitions=options.repetitions,
             series={
-                "undisturbed_s": left.ends,
+                "undisturbed_s": list(left.ends.values()),
                 "undisturbed_loss": alone.history["loss"],
-                "killed_s": clock.ends,
+                "killed_s": list(clock.ends.values()),
                 "killed_loss": again.history["loss"],
                 # The kill, and the first step of all ranks behind it.
                 "lost_s": [at, at + seconds[-1]],
