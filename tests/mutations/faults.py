@@ -38,6 +38,17 @@ FAULTS = (
             "tests/test_user_files.py::test_put_down_when_names_meet_then_each_content_is_there_once_and_none_is_lost",
         ),
     ),
+    # Errors
+    Fault(
+        name="topic-of-a-rank-lost",
+        file="elephant/driver/coordinator_policy.py",
+        old="return user_error(failure.kind, failure.message, failure.topic)",
+        new="return user_error(failure.kind, failure.message)",
+        breaks="An error that a worker met points to the section of its class, not to its own.",
+        tests=(
+            "tests/test_errors.py::test_error_when_it_reaches_the_user_then_ends_with_one_address_and_quoted_or_reported_with_none",
+        ),
+    ),
     # Scoring
     Fault(
         name="batches-of-one-reading",
