@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +57,12 @@ def make_clock(folder: Path) -> Any:
     return FirstStepClock()
 
 
-def fit_distributed(frame: Any, workers: int, *more: Any, after_s: float = 0.0) -> FirstStep:
+def fit_distributed(frame: Any, workers: int, *more: Any, between: Callable[[], None] | None = None) -> FirstStep:
     """Returns what one `KerasEstimator.fit` takes to its first step.
 
     Args:
         more: Callbacks that it has besides.
-        after_s: Seconds between the estimator and its fit.
+        between: What the program does between the estimator and its fit.
     """
     from workloads import build_small_mlp
 
@@ -76,7 +77,8 @@ def fit_distributed(frame: Any, workers: int, *more: Any, after_s: float = 0.0) 
             callbacks=[make_clock(folder), *more],
             verbose=0,
         )
-        time.sleep(after_s)
+        if between is not None:
+            between()
         began = time.monotonic()
         estimator.fit(frame)
         moments = {part: [float(file.read_text()) for file in folder.glob(f"{part}-*")] for part in _PARTS}
