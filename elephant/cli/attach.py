@@ -189,7 +189,7 @@ class Watched:
         summary = FitSummary.of_events(self._lines)
         path = self._params.get("checkpointPath")
         kept = "" if path is None else f"its checkpoints are in {path}: elephant checkpoints {path} lists them"
-        logged = self._run_id and f"MLflow is given it as runs:/{self._run_id}/model"
+        logged = self._run_id and f"MLflow, where it logs models, has it as runs:/{self._run_id}/model"
         if summary.state:
             sys.stderr.write(f"{NAME}: {summary.state}{f'; {kept}' if kept and self._checkpoints else ''}\n")
             return 1
