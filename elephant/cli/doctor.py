@@ -255,7 +255,7 @@ class ClusterExamination:
     def executors(self) -> list[CheckResult]:
         """Checks the executors' facts, and whether they reach the driver."""
         from elephant.cluster.addresses import driver_addresses
-        from elephant.driver.coordinator_location import ReachabilityProbe, connect_back_function
+        from elephant.cluster.reachability import ReachabilityProbe, connect_back_function
 
         host = "" if is_remote(self._session) else self._settings.get("spark.driver.host", "")
         with contextlib.ExitStack() as closing:

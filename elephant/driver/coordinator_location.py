@@ -1,25 +1,24 @@
 """Location of the coordinator: the driver, or rank 0 where executors cannot reach the driver.
 
-The driver of a classic session is reached: Spark itself needs that. A client of Spark
-Connect reaches its server, and nothing says that executors reach the client: it may sit
-behind a firewall, or address translation. So it listens for a moment, and one task of a
-small Spark job tries to come to it; what came of it holds as long as the session.
+The driver of a classic session is reached: Spark itself needs that, and the pre-flight tells where a firewall lets
+Spark's ports pass alone. A client of Spark Connect reaches its server, and nothing says that executors reach the
+client: it may sit behind a firewall, or address translation. So it listens for a moment, and one task of a small Spark
+job tries to come to it; what came of it holds as long as the session.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-import secrets
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from elephant.checkpoint.manager import CheckpointSink
 from elephant.cluster.addresses import driver_addresses
 from elephant.cluster.checks.executor_facts import ask_executors
+from elephant.cluster.reachability import COORDINATOR, EXECUTORS, ReachabilityProbe, connect_back_function
 from elephant.cluster.session import is_remote, ports_of, session_settings, setting
 from elephant.cluster.spark_job import end_attempt
 from elephant.driver.coordinator import Coordinator
@@ -29,10 +28,7 @@ from elephant.driver.replay import attempt_beside_rank_0
 from elephant.driver.run_ranks import RestartsOfTasks, RunAttempt, Turns, attempt_here
 from elephant.errors import ConfigurationError, NetworkError, first_line
 from elephant.monitor.progress import Progress
-from elephant.net.addresses import Address, Ports, name_of
-from elephant.net.handshake import NONCE_BYTES, PREAMBLE, PROOF_BYTES
-from elephant.net.server import Server
-from elephant.net.stream import Listener, Stream
+from elephant.net.addresses import name_of
 from elephant.task.specs import CoordinatorSpec, TaskSpec
 
 if TYPE_CHECKING:
@@ -41,88 +37,14 @@ if TYPE_CHECKING:
     from elephant.cluster.row_source import RowSource
 
 Result = TypeVar("Result")
-_TOKEN_BYTES = 32
-_CONTEXT = "reachability probe"
-_HANDSHAKE_S = 5.0
 
 logger = logging.getLogger(__name__)
-SETTING = "spark.elephant.coordinator"
 _FORMER_SETTING = "spark.elephant.hosting"
-_AUTO, _DRIVER, _EXECUTORS = "auto", "driver", "executors"
+_AUTO, _DRIVER = "auto", "driver"
 _PROBE_S = 3.0
 # The first job of an application starts Python on its executors, which takes a busy machine long.
 _ANSWER_S = 120.0
 _reached: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
-
-
-class ReachabilityProbe:
-    """Answers whoever knows its token, from ``with`` to the end of the block; strangers do not keep others waiting.
-
-    Attributes:
-        address: Host and port that executors connect to.
-        token: What they prove to know.
-
-    Raises:
-        NetworkError: The address cannot be listened on.
-    """
-
-    def __init__(self, host: str, advertised: str, ports: Ports = None) -> None:
-        self.token = secrets.token_bytes(_TOKEN_BYTES)
-        listener = Listener.bind(host, ports=ports, handshake_timeout_s=_HANDSHAKE_S)
-        self.address: Address = (advertised, listener.address[1])
-        self._server = Server(listener, self.token, _CONTEXT, _close, name="elephant-probe")
-
-    def __enter__(self) -> ReachabilityProbe:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._server.close()
-
-
-def _close(stream: Stream) -> None:
-    """Has nothing more to say to who has proved itself."""
-
-
-def connect_back_function(address: Address, token: bytes, timeout_s: float) -> Callable[[], str]:
-    """Returns the function that connects an executor to the probe, and returns why it could not, or nothing.
-
-    It is made here, inside another one, because Spark then sends its code along: that executor may have no elephant.
-    It is the client's side of `elephant.net.handshake`.
-    """
-    preamble, context = PREAMBLE, _CONTEXT.encode()
-    sizes = (len(PREAMBLE), len(PREAMBLE) + NONCE_BYTES, len(PREAMBLE) + NONCE_BYTES + PROOF_BYTES)
-
-    def connect_back() -> str:
-        import hashlib
-        import hmac
-        import os
-        import socket
-
-        def proof(role: bytes, nonces: bytes) -> bytes:
-            return hmac.new(token, b"\0".join((preamble, role, nonces, context)), hashlib.sha256).digest()
-
-        begin, middle, end = sizes
-        own, answer = os.urandom(middle - begin), b""
-        try:
-            with socket.create_connection(address, timeout=timeout_s) as connection:
-                connection.settimeout(timeout_s)
-                connection.sendall(preamble + own)
-                while len(answer) < end:
-                    piece = connection.recv(end - len(answer))
-                    if not piece:
-                        break
-                    answer += piece
-                nonces = own + answer[begin:middle]
-                if not hmac.compare_digest(answer[middle:], proof(b"server", nonces)):
-                    return "another program answers there"
-                connection.sendall(proof(b"client", nonces))
-        except OSError as error:
-            return f"{type(error).__name__}: {error}"
-        return ""
-
-    return connect_back
 
 
 def coordinates_on_executors(session: SparkSession) -> bool:
@@ -136,7 +58,7 @@ def coordinates_on_executors(session: SparkSession) -> bool:
     """
     wanted = _wanted(session)
     if wanted != _AUTO:
-        return wanted == _EXECUTORS
+        return wanted == EXECUTORS
     if not is_remote(session):
         return False
     reached = _reached.get(session)
@@ -156,18 +78,18 @@ def may_coordinate_on_executors(session: SparkSession) -> bool:
         ConfigurationError: Its ``spark.elephant.coordinator`` has another value.
     """
     wanted = _wanted(session)
-    return wanted == _EXECUTORS or (wanted == _AUTO and is_remote(session))
+    return wanted == EXECUTORS or (wanted == _AUTO and is_remote(session))
 
 
 def _wanted(session: SparkSession) -> str:
     if former := setting(session, _FORMER_SETTING):
         raise ConfigurationError(
-            f"{_FORMER_SETTING}: expected its new name, {SETTING}. Received: {former!r}. Set that one to it, and "
+            f"{_FORMER_SETTING}: expected its new name, {COORDINATOR}. Received: {former!r}. Set that one to it, and "
             f"unset {_FORMER_SETTING}."
         )
-    wanted = setting(session, SETTING) or _AUTO
-    if wanted not in (_AUTO, _DRIVER, _EXECUTORS):
-        raise ConfigurationError(f"{SETTING}: expected auto, driver or executors. Received: {wanted!r}.")
+    wanted = setting(session, COORDINATOR) or _AUTO
+    if wanted not in (_AUTO, _DRIVER, EXECUTORS):
+        raise ConfigurationError(f"{COORDINATOR}: expected auto, driver or executors. Received: {wanted!r}.")
     return wanted
 
 

@@ -117,7 +117,9 @@ def test_attach_when_a_fit_has_ended_then_says_how_and_where_its_model_is_and_en
     # As that of an MLflow run.
     with attach.Watched("a", run_id="0a1b") as watched:
         assert watched.take(fit.path.read_bytes()) and watched.end() == 0
-    assert f"has called fit; MLflow, where it logs models, has it as runs:/0a1b/model; {kept}\n" in capsys.readouterr().out
+    assert (
+        f"has called fit; MLflow, where it logs models, has it as runs:/0a1b/model; {kept}\n" in capsys.readouterr().out
+    )
 
 
 def test_attach_when_a_fit_has_failed_then_ends_with_1_and_its_error(fit, capsys):

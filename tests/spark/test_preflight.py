@@ -12,13 +12,13 @@ from keras_reference import regression_model
 from elephant import KerasEstimator
 from elephant.cli import doctor
 from elephant.cli.doctor import diagnose
+from elephant.cluster import reachability
 from elephant.cluster.checks import preflight
 from elephant.cluster.checks.executor_facts import ExecutorReport, known_executors
 from elephant.cluster.checks.preflight import Requirements, preflight_checked, reports_waiting, run_checks
 from elephant.cluster.executors import running_executors
 from elephant.cluster.row_source import SINCE_4
 from elephant.cluster.session import session_settings
-from elephant.driver import coordinator_location
 from elephant.errors import ClusterError, ConfigurationError
 
 WAIT_S = 60.0
@@ -199,12 +199,12 @@ def test_doctor_when_asked_in_a_notebook_then_finds_nothing_wrong(spark):
 
 @pytest.mark.slow("a second doctor; tests/cli holds what it says")
 def test_doctor_when_a_port_is_blocked_and_executors_come_and_go_then_says_what_to_do(spark, monkeypatch):
-    class Blocked(coordinator_location.ReachabilityProbe):
+    class Blocked(reachability.ReachabilityProbe):
         def __init__(self, *given):
             super().__init__(*given)
             self._server.close()
 
-    monkeypatch.setattr(coordinator_location, "ReachabilityProbe", Blocked)
+    monkeypatch.setattr(reachability, "ReachabilityProbe", Blocked)
     with_settings(monkeypatch, doctor, spark_dynamicAllocation_enabled="true")
     check_results = diagnose(spark, num_workers=3, timeout_s=WAIT_S)
     failed = {found.name: found for found in check_results if found.failed}
@@ -215,6 +215,16 @@ def test_doctor_when_a_port_is_blocked_and_executors_come_and_go_then_says_what_
     assert "spark.executor.instances=3" in failed["dynamic allocation"].remedy
     # It would only fail, and wait long for it.
     assert "trial run" not in {found.name for found in check_results}
+    # So would a fit, which asks again next time.
+    known_executors.forget()
+    with pytest.raises(ClusterError, match="executors that reach the driver at .* ConnectionRefusedError") as refused:
+        with preflight_checked(spark, Requirements(num_workers=3), print):
+            pass
+    assert "Set spark.driver.host" in str(refused.value) and refused.value.topic == "a-port-that-is-blocked"
+    monkeypatch.undo()
+    known_executors.forget()
+    again = run_checks(spark, Requirements(num_workers=3), print)
+    assert not [found for found in again.check_results if found.failed]
 
 
 @pytest.mark.parametrize(

@@ -314,7 +314,8 @@ def check_reach(unreached: Mapping[str, str], asked: int, place: str, *, needed:
     if not needed:
         remedy = "Rank 0 then coordinates fits in the driver's place; nothing is to be done unless fits fail."
         return check_result(name, WARNING, expected=expected, received=reasons, remedy=remedy)
-    return check_result(name, FAILURE, expected=expected, received=reasons, remedy=_FIREWALL)
+    topic = "a-port-that-is-blocked"
+    return check_result(name, FAILURE, expected=expected, received=reasons, remedy=_FIREWALL, topic=topic)
 
 
 @check(Phase.HOSTS)

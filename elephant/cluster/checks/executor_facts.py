@@ -11,11 +11,12 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from elephant.backends import BACKENDS, VARIABLE, backend_named, log_levels
 from elephant.cluster.executors import running_executors
+from elephant.cluster.reachability import way_to_driver
 from elephant.cluster.session import jvm_context, setting
 from elephant.cluster.spark_job import SparkJob, described
 
@@ -62,6 +63,7 @@ class ExecutorReport:
     facts: Sequence[ExecutorFacts] = ()
     error: str = ""
     missing: int = 0  # did not answer, because others took their tasks or time was up
+    place: str = ""  # where they were to reach the driver
 
 
 def facts_function(
@@ -313,9 +315,16 @@ class Executors:
         names = key[1]
         try:
             count = tasks if names is None else len(names)
-            report = examine_executors(
-                session, tasks=count, timeout_s=timeout_s, preload=preload, without_rows=without_rows
-            )
+            with way_to_driver(session) as (place, connect_back):
+                report = examine_executors(
+                    session,
+                    tasks=count,
+                    timeout_s=timeout_s,
+                    connect_back=connect_back,
+                    preload=preload,
+                    without_rows=without_rows,
+                )
+            report = replace(report, place=place)
         except Exception as error:
             return ExecutorReport(error=str(error) or type(error).__name__, missing=tasks)
         if not (names is not None and report.missing):

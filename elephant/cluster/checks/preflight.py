@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from elephant.cluster.checks.executor_checks import check_executors
+from elephant.cluster.checks.executor_checks import check_executors, check_reach
 from elephant.cluster.checks.executor_facts import ExecutorReport, driver_facts, known_executors
 from elephant.cluster.checks.registry import (
     UNKNOWN,
@@ -305,11 +305,15 @@ def _of_executors(session: SparkSession, requirements: Requirements, slots: int 
         return check_results or [_unasked(reason)]
     # What needs no Keras is a function, which has no rows.
     look = functools.partial(known_executors.look, timeout_s=ANSWER_S, without_rows=not requirements.keras)
-    return _checked(look(session, tasks=requirements.num_workers), requirements)
+    report = look(session, tasks=requirements.num_workers)
+    if any(one.unreached for one in report.facts):
+        # A machine that is very busy may answer too late once.
+        report = look(session, tasks=requirements.num_workers)
+    return _checked(report, requirements)
 
 
 def _checked(report: ExecutorReport, requirements: Requirements) -> list[CheckResult]:
-    return check_executors(
+    check_results = check_executors(
         report,
         driver_facts(),
         backend=requirements.backend,
@@ -317,6 +321,10 @@ def _checked(report: ExecutorReport, requirements: Requirements) -> list[CheckRe
         rows_bytes=requirements.rows_bytes,
         packages=requirements.packages,
     )
+    unreached = {one.place: one.unreached for one in report.facts if one.unreached}
+    if unreached:
+        check_results.append(check_reach(unreached, len(report.facts), report.place, needed=True))
+    return check_results
 
 
 def _why_not_ask(session: SparkSession, slots: int | None) -> str:

@@ -4,7 +4,7 @@ import contextlib
 import socket
 import threading
 
-from elephant.driver.coordinator_location import ReachabilityProbe, connect_back_function
+from elephant.cluster.reachability import ReachabilityProbe, connect_back_function
 
 
 def test_probe_when_executors_connect_then_it_knows_its_token_alone():
