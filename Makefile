@@ -89,6 +89,10 @@ docs: venv ## build the documentation site into site/ (open site/index.html)
 	@NO_MKDOCS_2_WARNING=1 "$$VENV/bin/python" -m mkdocs build --quiet
 	@echo "site/index.html"
 
+.PHONY: notebooks
+notebooks: venv ## run tutorials whose script has changed, and write their notebooks (NOTEBOOKS_ARGS="text tuning" for some)
+	@"$$VENV/bin/python" tests/support/notebooks.py $(NOTEBOOKS_ARGS)
+
 .PHONY: bench
 bench: venv ## compare with the native way, and write benchmarks/results and the README's chart (BENCH_ARGS="--torch FOLDER")
 	@"$$VENV/bin/python" benchmarks/results.py $(BENCH_ARGS)

@@ -171,15 +171,16 @@ setup(
             # A tutorial tunes with it. Its database packages are what MLflow keeps runs in, too.
             "optuna>=4",
             "keras-tuner>=1.4",
-            # A notebook in a kernel of its own, and what it completes.
+            # A notebook in a kernel of its own, what it completes, and notebooks made of the tutorials' scripts.
             "nbclient>=0.10",
             "nbconvert>=7.14",
+            "jupytext>=1.16",
             "ipykernel>=6.29",
             "jedi>=0.19",
             # What editors and type checkers find in a script.
             "mypy>=1.13",
             "basedpyright>=1.20",
-            # The example of LoRA makes a text classifier with it.
+            # The tutorial about LoRA makes a text classifier with it.
             'keras-hub>=0.32; python_version >= "3.11"',
         ],
         # Experiment trackers whose callbacks `make test-trackers` tries; the last two are one, whose service is closed.

@@ -32,14 +32,21 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def on_page_content(html, page, config, files):
-    """Leads the links of notebooks to pages: MkDocs does not see them."""
+    """Leads the links of notebooks to pages, which MkDocs does not see, and says where the notebook itself is."""
+    if not page.file.src_uri.endswith(".ipynb"):
+        return html
     folder = PurePosixPath(page.file.src_uri).parent
 
     def lead(link):
-        file = files.get_file_from_path(os.path.normpath(folder / link[2]))
+        path = os.path.normpath(folder / link[2])
+        if path.startswith(".."):
+            return f"{link[1]}{config.repo_url}/blob/main/{os.path.normpath(f'docs/{path}')}{link[3]}"
+        file = files.get_file_from_path(path)
         return link[0] if file is None or file is page.file else link[1] + file.url_relative_to(page.file) + link[3]
 
-    return _HREF.sub(lead, html) if page.file.src_uri.endswith(".py") else html
+    name = PurePosixPath(page.file.src_uri)
+    files_of_page = f'<a href="{name.name}" download>notebook</a>, <a href="../{name.stem}.py" download>script</a>'
+    return f"<p>This page as a file: {files_of_page}</p>\n{_HREF.sub(lead, html)}"
 
 
 def _target(link, source, page, repository):

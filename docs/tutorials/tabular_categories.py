@@ -1,8 +1,9 @@
 # %% [markdown]
 # # A table with categories
 #
-# At the end you have a model that says which customers leave. Its columns are texts, whole numbers and fractions. The
-# model holds everything that it needs to read them: the vocabularies of the texts and the scale of the numbers.
+# You have a table whose columns are texts, whole numbers and fractions, and want a model that takes them as they are.
+# Here it says which customers leave. It holds everything that it needs to read them, the vocabularies of the texts and
+# the scale of the numbers, so that nobody who scores with it has to prepare a row.
 #
 # It takes one to two minutes on two cores. [What you need](index.md#what-you-need).
 #
@@ -22,6 +23,7 @@ os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 import keras
 import numpy as np
+from matplotlib import pyplot as plt
 from pyspark.ml.evaluation import BinaryClassificationEvaluator
 from pyspark.ml.feature import StringIndexer
 from pyspark.sql import SparkSession
@@ -86,15 +88,14 @@ chance = layers.Dense(1, "sigmoid")(layers.Dense(16, "relu")(joined))
 model = keras.Model([plans, countries, numbers], chance)
 
 # %% [markdown]
-# `adapt` fills the vocabularies and the scale from the whole DataFrame. The executors count; no rows come here. The
-# dictionary says which columns go into which input. The code prints two sizes: those of three plans and of five
+# `adapt` fills the vocabularies and the scale from the whole DataFrame. The executors count, and no rows come here. The
+# dictionary says which columns go into which input. Below are the sizes of the two vocabularies: three plans and five
 # countries, and in each one place for what is not known.
 
 # %%
 inputs = {"plan": "plan", "country": "country", "numbers": ["months", "calls"]}
 adapt(model, train, inputs)
 print([layer.vocabulary_size() for layer in model.layers if isinstance(layer, layers.StringLookup)])
-# [4, 6]
 
 # %% [markdown]
 # ## Train
@@ -106,10 +107,9 @@ print([layer.vocabulary_size() for layer in model.layers if isinstance(layer, la
 model.compile(keras.optimizers.Adam(0.01), "binary_crossentropy", metrics=["accuracy"])
 estimator = KerasEstimator(model=model, featuresCol=inputs, numWorkers=2, epochs=6, validationFraction=0.1)
 fitted = estimator.fit(train)
-#     epoch  seconds  accuracy      loss  val_accuracy  val_loss
-#       1/6      1.9    0.8621    0.4473         0.943    0.2428
-#       ...
-#       6/6      0.2    0.9148    0.1796        0.9241    0.1617
+
+# %%
+panels = fitted.plot()
 
 # %% [markdown]
 # ## Evaluate
@@ -121,7 +121,15 @@ fitted = estimator.fit(train)
 predictions = fitted.transform(test)
 area = BinaryClassificationEvaluator().evaluate(predictions)
 print(f"area under the curve {area:.3f}, {fitted.evaluate(test)}")
-# area under the curve 0.985, {'accuracy': 0.9358670115470886, 'loss': 0.16688594222068787}
+
+figure, axes = plt.subplots(figsize=(6, 3))
+for label, name in ((0, "stayed"), (1, "left")):
+    chances = [row.probability[1] for row in predictions.where(f"label = {label}").collect()]
+    axes.hist(chances, bins=25, range=(0, 1), alpha=0.6, label=name)
+axes.set_xlabel("predicted chance to leave")
+axes.set_ylabel("customers")
+axes.legend()
+figure.tight_layout()
 
 # %% [markdown]
 # A country that was not in the table is no error.
@@ -143,4 +151,4 @@ assert area > 0.9, area
 #
 # - [Layers that learn from data](../preprocessing.md#layers-that-learn-from-data): what else `elephant.adapt` fills
 # - [Models](../models.md): several inputs and outputs, class weights, what each type of column becomes
-# - [Tuning](tuning.py): the learning rate and the batch size, chosen by cross-validation
+# - [Tuning](tuning.ipynb): the learning rate and the batch size, chosen by cross-validation

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Text
 #
-# At the end you have a model that takes sentences as they are and says whether they praise or complain. It can be
-# saved as one thing: its vocabulary is inside.
+# You have a column of sentences, and want a model that takes them as they are. Here it learns to say whether they
+# praise or complain. Its vocabulary is inside, so that it is saved, and asked, as one thing.
 #
 # It takes one to two minutes on two cores. [What you need](index.md#what-you-need).
 #
@@ -32,8 +32,8 @@ spark = builder.getOrCreate()
 # %% [markdown]
 # ## The sentences
 #
-# They are made here, 1,600 of them. Half of them have a `not`, which turns their meaning round: "not bad" is praise.
-# So single words do not tell.
+# They are made here, 1,600 of them. Half of them have a `not`, which turns their meaning round: "not bad" is praise. So
+# single words do not tell. In your own work this cell is `spark.table(...)`.
 
 # %%
 pick = random.Random(7)
@@ -58,21 +58,20 @@ train.show(4, truncate=False)
 # %% [markdown]
 # ## From sentences to numbers
 #
-# `TextVectorization` makes the text lower case, takes the punctuation away, and cuts it at spaces. With `ngrams=2` it
-# counts single words and pairs of neighbours, "not bad" among them.
+# Keras' `TextVectorization` makes the text lower case, takes the punctuation away, and cuts it at spaces. With
+# `ngrams=2` it counts single words and pairs of neighbors, "not bad" among them.
 #
-# `adapt` finds the vocabulary. The executors cut and count, and the 400 most frequent come here.
+# `adapt` finds its vocabulary in the whole DataFrame: the executors cut and count, and the 400 most frequent come here.
 
 # %%
 words = keras.layers.TextVectorization(max_tokens=400, ngrams=2, output_mode="multi_hot")
 adapt(words, train, "review")
 print([str(word) for word in words.get_vocabulary()[:5]])
-# ['[UNK]', 'was', 'the', 'was not', 'not']
 
 # %% [markdown]
 # ## The model
 #
-# The layer is its first one, so its input is a string.
+# The layer is its first one, so the model's input is a string.
 
 # %%
 keras.utils.set_random_seed(7)
@@ -90,12 +89,15 @@ estimator = KerasEstimator(
 fitted = estimator.fit(train)
 accuracy = fitted.evaluate(test)["accuracy"]
 print(f"accuracy {accuracy:.3f}")
-# accuracy 1.000
+
+# %%
+panels = fitted.plot()
 
 # %% [markdown]
 # ## Save it, load it, ask it
 #
-# Nothing besides the folder is needed to read sentences. Words that the vocabulary does not have are passed over.
+# Nothing besides the folder is needed to read sentences: 0 complains, and 1 praises. Words that the vocabulary does not
+# have, such as "sauna", are passed over.
 
 # %%
 folder = f"{tempfile.mkdtemp()}/reviews"
@@ -104,10 +106,6 @@ loaded = KerasModel.load(folder)
 asked = ["The sauna was not good.", "The sauna was not bad!", "In winter the garden was lovely."]
 answers = loaded.transform(spark.createDataFrame([(text,) for text in asked], "review string"))
 answers.select("review", "prediction").show(truncate=False)
-# 0 complains, 1 praises:
-# |The sauna was not good.         |0.0       |
-# |The sauna was not bad!          |1.0       |
-# |In winter the garden was lovely.|1.0       |
 
 # %% [markdown]
 # ## What was promised
@@ -121,5 +119,6 @@ assert {row.review: row.prediction for row in answers.collect()} == dict(zip(ask
 #
 # - [Layers that learn from data](../preprocessing.md#layers-that-learn-from-data): `tf_idf`, and what equals one
 #   process
+# - [A pretrained text classifier](lora.ipynb): a transformer in the place of counted words
 # - [Data](../data.md): sequences of different lengths, for models that read words in their order
 # - [Serving](../serving.md): the model on a server

@@ -1,8 +1,9 @@
 # %% [markdown]
 # # Tuning
 #
-# At the end you have the learning rate that is best for a model, found in two ways: by Spark's `CrossValidator`, and
-# by `elephant.search` over Optuna, which ends a trial that does badly before it has cost all its epochs.
+# You have a model, and want the learning rate and the size that are best for it, without training each candidate to its
+# end. Here they are found in two ways: by Spark's `CrossValidator`, which tries all of a grid, and by `elephant.search`
+# over Optuna, which ends a trial that does badly before it has cost all its epochs.
 #
 # It takes one to two minutes on two cores. [What you need](index.md#what-you-need), and
 # `pip install 'elephant-spark[tune]'` for the second half.
@@ -23,6 +24,7 @@ from elephant import KerasEstimator
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 import keras
+from matplotlib import pyplot as plt
 from pyspark.ml.evaluation import MulticlassClassificationEvaluator
 from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
 from pyspark.sql import SparkSession
@@ -55,8 +57,8 @@ def build(units=32):
 # ## Cross-validation
 #
 # Params of the estimator are params of Spark ML, so `ParamGridBuilder` takes any of them. Two rates and two folds are
-# four fits, and a fifth one trains on all rows with the better rate. With one worker per fit and `parallelism=2`, two
-# fits run at the same time on the two slots.
+# four fits, and a fifth one trains on all rows with the better rate. Each fit has one worker, so with `parallelism=2`
+# two of them run at the same time on the two slots.
 
 # %%
 estimator = KerasEstimator(model=build(), numWorkers=1, epochs=4, verbose=0)
@@ -70,9 +72,6 @@ for params, mean in zip(grid, tuned.avgMetrics, strict=True):
     print(f"learningRate {params[estimator.learningRate]}: accuracy {mean:.3f} over the folds")
 chosen = evaluator.evaluate(tuned.transform(test))
 print(f"the best, trained on all rows: {chosen:.3f}")
-# learningRate 0.0001: accuracy 0.121 over the folds
-# learningRate 0.01: accuracy 0.935 over the folds
-# the best, trained on all rows: 0.960
 
 # %% [markdown]
 # ## Optuna
@@ -81,9 +80,9 @@ print(f"the best, trained on all rows: {chosen:.3f}")
 # dictionary of values or distributions does where params alone change. Two trials run at the same time, and the
 # rows are read once.
 #
-# The driver tells Optuna the metric of every epoch. The third trial has far too small a rate: after its second epoch it
-# is worse than the median of the others, and is given up. The three trials are given here, so that this page says the
-# same every time; Optuna draws those that are not given.
+# The driver tells Optuna the metric of every epoch. The third trial has far too small a rate: after its second epoch
+# it is worse than the median of the others, and is given up. All three are given here, so that this page says the
+# same every time. Optuna draws those that are not given.
 
 # %%
 try:
@@ -111,6 +110,16 @@ if optuna:
     print(
         f"the best: {found.best_params}, on rows it has not seen {evaluator.evaluate(found.best.transform(test)):.3f}"
     )
+    figure, axes = plt.subplots(figsize=(6, 3.2))
+    for trial in study.trials:
+        values = trial.intermediate_values
+        label = f"{trial.params['units']} units, rate {trial.params['rate']:g}"
+        axes.plot([epoch + 1 for epoch in values], values.values(), marker="o", markersize=3, label=label)
+    axes.set_xlabel("epoch")
+    axes.set_ylabel("validation accuracy")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.tight_layout()
 
 # %% [markdown]
 # ## What was promised
@@ -127,4 +136,4 @@ if optuna:
 # - [Tuning](../tuning.md): what a trial may change, how trials share the cluster, and how a search goes on
 # - [Callbacks](../callbacks.md): which callback runs where, and what it may do
 # - [In Spark's pages](../run.md#in-sparks-pages): each job says which params it tries
-# - [Tracking with MLflow](mlflow_tracking.py)
+# - [Tracking with MLflow](mlflow_tracking.ipynb)
