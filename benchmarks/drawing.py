@@ -70,7 +70,7 @@ def differences(measured: Sequence[Measurement]) -> str:
     digits = [math.floor(math.log10(each.ratio)) if each.ratio else -9 for each in shown]
     least, most = min(digits), max(digits) + 1
     top = _TOP + 24
-    width, height = _LABELS + _BARS + 190, top + (_ROW + 8) * len(shown) + 14
+    width, height = _LABELS + _BARS + 240, top + (_ROW + 8) * len(shown) + 14
 
     def place(value: float) -> float:
         return _LABELS + _BARS * (math.log10(max(value, 10.0**least)) - least) / (most - least)
