@@ -29,6 +29,7 @@ _BESIDE = {
     "preparing on the driver": "#0d9488",
     "pre-flight": "#a8720a",
     "until tasks began": "#64748b",
+    "earlier attempts": "#64748b",
     "starting the process": "#8b5cf6",
     "reading rows": "#db2777",
     "meeting other ranks": "#c2610c",
@@ -440,7 +441,7 @@ def _count(value: str | int | None) -> str:
 
 def legend(colors: Mapping[str, str]) -> str:
     """Returns a line that says which color is what."""
-    parts = (f'<span><i style="background:{color}"></i>{title}</span>' for title, color in colors.items())
+    parts = (f'<span><i style="background:{color}"></i>{html.escape(title)}</span>' for title, color in colors.items())
     return f'<span class="legend">{"".join(parts)}</span>'
 
 

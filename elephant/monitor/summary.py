@@ -47,6 +47,7 @@ _PLACE = ("host", "device")
 # Parts of a card that have more than so many curves, or lines, are folded at first.
 _OPEN_CURVES, _OPEN_LINES = 3, 12
 _PREPARING, _PREFLIGHT, _UNTIL_TASKS = "preparing on the driver", "pre-flight", "until tasks began"
+_EARLIER = "earlier attempts"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +69,7 @@ class FitSummary:
         before: Seconds of what the driver did before it had Spark start tasks, by name; nothing where it is not known.
         layers: A dictionary for each layer of the model: ``name``, ``kind``, ``shape`` of its output, as text,
             ``params``, and ``trained``, how many of these training changes.
+        attempts: How often ranks that take every step together have begun; `ranks` and `starts` are of the last time.
     """
 
     model: str
@@ -83,6 +85,7 @@ class FitSummary:
     starts: Sequence[Mapping[str, Any]] = ()
     before: Mapping[str, float] = field(default_factory=dict)
     layers: Sequence[Mapping[str, Any]] = ()
+    attempts: int = 1
 
     @classmethod
     def of_events(cls, lines: Iterable[str | bytes]) -> FitSummary:
@@ -130,6 +133,8 @@ class FitSummary:
         """
         ranks = rank_times(record.rank_epochs, together=record.together, began_at=began_at)
         known = {"starts": rank_starts(record.rank_epochs, began_at), "before": _before(record, began_at), **values}
+        if record.together:
+            known["attempts"] = max(map(len, record.attempts.values()), default=1)
         return cls(plan=record.plan, ranks=ranks, notes=list(record.notes), **known)
 
     @property
@@ -146,7 +151,8 @@ class FitSummary:
     def parts_s(self) -> dict[str, float]:
         """Parts of the seconds by name, in their order; nothing where that is not known.
 
-        Until training began, they are those of the rank that began last.
+        Until training began, they are those of the rank that began last. All that a fit did that was restarted, until
+        tasks of its last attempt began, are its ``earlier attempts``.
 
         Examples:
             >>> fitted.summary.parts_s  # doctest: +SKIP
@@ -159,7 +165,7 @@ class FitSummary:
         names = ("rank", "began_s")
         last = max(firsts.values(), key=lambda one: sum(value for name, value in one.items() if name != "rank"))
         before = dict(self.before) if sum(self.before.values()) <= last["began_s"] else {}
-        start = {**before, _UNTIL_TASKS: last["began_s"] - sum(before.values())}
+        start = {**before, _EARLIER if self.attempts > 1 else _UNTIL_TASKS: last["began_s"] - sum(before.values())}
         start |= {name: part for name, part in last.items() if name not in names}
         slowest: dict[int, float] = {}
         for of_rank in self.ranks:
@@ -228,7 +234,7 @@ class _Lines:
             self.begin = line
             self.record = FitRecord(together=is_one_stage(line["params"]))
         elif name == "fit_end":
-            self.end = line
+            self.end = {**line, "before": _seconds_by_name(line.get("before", {}))}
         elif (event := event_of(line)) is not None:
             self.record.add(event)
 
@@ -252,7 +258,23 @@ def event_of(line: Mapping[str, Any]) -> Event | None:
     kind = kinds_by_line().get(name)
     if kind is None:
         return None
-    return kind(**{part.name: _numbers(line[part.name]) for part in fields(kind) if part.name in line})
+    values = {part.name: _value(line[part.name], part.default) for part in fields(kind) if part.name in line}
+    if "start" in values:
+        values["start"] = _seconds_by_name(values["start"])
+    return kind(**values)
+
+
+def _value(value: Any, default: Any) -> Any:
+    """Returns the value of an event's field, in which null may stand for what is not known."""
+    return None if value is None and default is None else _numbers(value)
+
+
+def _seconds_by_name(parts: Mapping[str, Any]) -> dict[str, float]:
+    """Returns seconds by name; raises TypeError where they are something else."""
+    seconds = dict(parts)
+    if not all(isinstance(part, int | float) for part in seconds.values()):
+        raise TypeError("seconds")
+    return seconds
 
 
 def _numbers(value: Any) -> Any:

@@ -3,7 +3,7 @@
 import math
 from xml.etree import ElementTree
 
-from elephant.monitor.report import curve_svg, table_html
+from elephant.monitor.report import curve_svg, legend, table_html
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -33,3 +33,4 @@ def test_html_when_names_hold_markup_then_is_text():
     assert ElementTree.fromstring(svg).find(f"{SVG}title").text.startswith("<b>: ")
     table = ElementTree.fromstring(table_html(["<i>"], [["<script>", 3]]))
     assert [cell.text for cell in table.iter() if cell.text] == ["<i>", "<script>", "3"]
+    assert "".join(ElementTree.fromstring(legend({"<script>": "red"})).itertext()) == "<script>"

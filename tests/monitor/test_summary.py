@@ -26,7 +26,7 @@ from elephant.monitor.listeners import EventFile, Listeners
 from elephant.monitor.rank_times import rank_starts, rank_times
 from elephant.monitor.record import FitRecord
 from elephant.monitor.report import timeline_svg
-from elephant.monitor.summary import FitSummary, card, page
+from elephant.monitor.summary import FitSummary, card, event_of, page
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -243,6 +243,10 @@ def test_events_when_ranks_tell_how_they_began_then_make_the_parts_and_the_time_
     assert (read.starts, read.ranks) == (known.starts, known.ranks)
     # Of the time before there were tasks, the driver knows more.
     assert read.parts_s == {"pre-flight": 1.0, **known.parts_s, "until tasks began": 4.5}
+    # Hours of training before a restart are no wait for tasks.
+    again = [*map(started, (0, 1)), event(0), *map(started, (0, 1)), *TIMED, EpochEnded(rank=0, epoch=1, logs={})]
+    restarted = FitSummary.of_events(events_of(*again, began=1000.0))
+    assert restarted.parts_s["earlier attempts"] == 5.5 and "until tasks began" not in restarted.parts_s
 
 
 def test_summary_when_a_driver_has_said_what_it_waits_for_then_has_the_seconds_before_spark_starts_tasks(monkeypatch):
@@ -283,18 +287,38 @@ def test_events_when_ranks_begin_again_then_are_those_of_the_last_attempt_and_of
     assert "<td>1</td><td></td>" in page(read) and "<polyline" in page(read)
 
 
+BEGIN = '{"event": "fit_begin", "time": 1, "params": {}}'
+
+
 @pytest.mark.parametrize(
     ("lines", "text"),
     [
         ([], "expected events of a fit. Received: an empty file"),
         (["# elephant"], "line 1: expected an event of a fit.* Received: '# elephant'"),
         (['{"event": "epoch_end", "time": 1}'], "line 1: expected an event"),
-        (['{"event": "fit_begin", "time": 1, "params": {}}', "[1]"], "line 2: expected an event"),
+        ([BEGIN, "[1]"], "line 2: expected an event"),
+        ([BEGIN, '{"event": "fit_end", "time": 2, "before": {"<script>": "1"}}'], "line 2: expected an event"),
     ],
 )
 def test_events_when_they_are_something_else_then_says_in_which_line(lines, text):
     with pytest.raises(ConfigurationError, match=text):
         FitSummary.of_events(lines)
+
+
+def test_event_when_null_is_what_a_field_has_by_default_then_is_not_known_and_else_is_no_number():
+    begin = {"event": "worker_begin", "rank": 0, "host": "h", "device": "CPU", "threads": 1, "training_rows": 8,
+             "validation_rows": 0, "first_step": None}  # fmt: skip
+    assert event_of(begin).first_step is None
+    step = {
+        "event": "worker_step",
+        "rank": 0,
+        "epoch": 0,
+        "step": 1,
+        "steps": 2,
+        "logs": {"loss": None},
+        "step_s": None,
+    }
+    assert math.isnan(event_of(step).logs["loss"]) and math.isnan(event_of(step).step_s)
 
 
 def lightness(color):
