@@ -87,7 +87,7 @@ trained.write().overwrite().save(f"{folder}/model")
 fitted = KerasModel.load(f"{folder}/model")
 began = time.monotonic()
 scored = fitted.transform(f"{folder}/payments", columns=["id", "chance"])
-scored.withColumn("fraud", vector_to_array("probability")[1]).drop("rawPrediction", "probability").write.parquet(
+scored.withColumn("score", vector_to_array("probability")[1]).drop("rawPrediction", "probability").write.parquet(
     f"{folder}/scores"
 )
 seconds = time.monotonic() - began
@@ -145,7 +145,7 @@ print(array.shape)
 # %%
 rows = some.toPandas()
 expected = fitted.model.predict(rows[COLUMNS].to_numpy("float32"), verbose=0)[:, 0]
-by_transform = scores.where("id < 2000").orderBy("id").toPandas()["fraud"].to_numpy()
+by_transform = scores.where("id < 2000").orderBy("id").toPandas()["score"].to_numpy()
 by_sql = spark.sql(
     "SELECT score(amount, distance, age, hour) AS s FROM payments WHERE id < 2000 ORDER BY id"
 ).toPandas()

@@ -115,7 +115,7 @@ axes.axvline(3, color="gray", linestyle=":", label="sensors are turned")
 axes.set_xlabel("day")
 axes.set_ylabel("loss of an epoch")
 axes.grid(alpha=0.3)
-axes.legend()
+axes.legend(loc="upper center")
 figure.tight_layout()
 
 # %% [markdown]
