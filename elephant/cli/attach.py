@@ -13,7 +13,7 @@ from typing import Any
 
 from elephant.cli.event_file import FoundEvents, find_events
 from elephant.errors import ConfigurationError, shown_text
-from elephant.monitor.events import Logged, RunNote, WorkersChanged, kinds_by_line
+from elephant.monitor.events import RunNote, WorkersChanged, kinds_by_line
 from elephant.monitor.listeners import Listeners
 from elephant.monitor.progress import Progress
 from elephant.monitor.report import SHORTEST_S
@@ -208,7 +208,7 @@ class Watched:
 
 def _is_of_moment(line: Mapping[str, Any]) -> bool:
     kind = kinds_by_line().get(line["event"])
-    return kind is not None and kind.logged is Logged.LAST
+    return kind is not None and kind.of_moment
 
 
 def _clock(seconds: float) -> str:

@@ -147,7 +147,7 @@ class AsynchronousFit:
             )
             closing.callback(self._control.close)
             self._control.require_folders(model.table_places)
-            self._epochs = DriverEpochs(job, model, self._control, checkpoint_writer)
+            self._epochs = DriverEpochs(job, model, self._control, checkpoint_writer, show=display.show)
             closing.callback(self._epochs.close)
             self._policy = AsynchronousPolicy(
                 display,

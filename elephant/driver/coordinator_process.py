@@ -145,9 +145,9 @@ class LoggedCheckpoints:
         self._event_log = event_log
 
     def keep(self, state: FitState) -> bool:
-        """Takes a state."""
+        """Takes a state; users hear of it from the driver, which keeps it."""
         self._event_log.show(StateSaved.of(state, rank=0))
-        return True
+        return False
 
     is_wanted = False
 

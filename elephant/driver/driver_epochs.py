@@ -25,7 +25,7 @@ from elephant.driver.server_model import ServerModel, has_same_batches, position
 from elephant.modeling.layers.sharded_embedding import rows_as_zeros
 from elephant.modeling.variable_paths import StateReader, paths_in_order
 from elephant.modeling.variables import assign_flat, constant_rate, metric_variables, on_cpu
-from elephant.monitor.events import EpochEnded, EpochPart, Started, StepEnded
+from elephant.monitor.events import EpochEnded, EpochPart, Event, Started, StateSaved, StepEnded
 from elephant.parameter_server.tables import LEFT, WRITTEN, TablesWanted
 from elephant.rank.checkpoints import states_of
 from elephant.rank.input.tensors import blank_batch
@@ -170,6 +170,7 @@ class DriverEpochs:
         checkpoint_writer: Writes checkpoints; None makes none.
         keep_now: Returns what the servers have, wherever workers are, or None where that is yet to come; None asks the
             servers.
+        show: Shown each checkpoint that users hear of; None shows none.
 
     Attributes:
         steps: Batches that workers have reported.
@@ -183,8 +184,10 @@ class DriverEpochs:
         servers: ControlClient | GossipDirectory,
         checkpoint_writer: CheckpointSink | None = None,
         keep_now: Callable[[], ServerState | None] | None = None,
+        show: Callable[[Event], object] | None = None,
     ) -> None:
         self._job = job
+        self._show = show
         self._model = model
         self._servers = servers
         self._checkpoint_writer = checkpoint_writer
@@ -334,7 +337,10 @@ class DriverEpochs:
 
     @on_cpu()
     def _keep(self, checkpoint_writer: CheckpointSink, server_state: ServerState, step: int = 0) -> None:
-        checkpoint_writer.keep(self._state(server_state, step))
+        state = self._state(server_state, step)
+        if checkpoint_writer.keep(state) and self._show is not None:
+            # Of the state itself nobody wants to see anything.
+            self._show(StateSaved(rank=0, epochs=state.epochs, step=state.step, history={}, facts={}, names=[]))
         self._kept_at, self._kept_positions = time.monotonic(), positions_of(server_state.ledgers)
         self._is_wanted = False
 

@@ -45,6 +45,7 @@ class Event:
         from_rank: Whether ranks send it; from them, others are refused.
         logged: Which ones of its class a log keeps.
         line: Name of its line in an event file; empty where it has none.
+        of_moment: Whether its line stays only until the file is written again.
     """
 
     rank: int
@@ -52,6 +53,7 @@ class Event:
     from_rank: ClassVar[bool] = True
     logged: ClassVar[Logged] = Logged.ALL
     line: ClassVar[str] = ""
+    of_moment: ClassVar[bool] = False
 
     @property
     def num_arrays(self) -> int | None:
@@ -120,6 +122,7 @@ class StepEnded(Event):
 
     logged: ClassVar[Logged] = Logged.LAST
     line: ClassVar[str] = "worker_step"
+    of_moment: ClassVar[bool] = True
     epoch: int
     step: int
     steps: int
@@ -402,6 +405,7 @@ class Awaited(Event):
     from_rank: ClassVar[bool] = False
     logged: ClassVar[Logged] = Logged.LAST
     line: ClassVar[str] = "waiting"
+    of_moment: ClassVar[bool] = True
     text: str
     seconds: int
     rank: int = 0

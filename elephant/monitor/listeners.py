@@ -17,7 +17,7 @@ from typing import Any
 from packaging.version import Version
 
 from elephant.backends.keras_private import flat_layers
-from elephant.monitor.events import EpochEnded, Event, Logged, StateSaved
+from elephant.monitor.events import EpochEnded, Event, StateSaved
 from elephant.monitor.record import FitRecord, is_one_stage
 
 # A file is not written again for the end of an epoch where writing would take more than this part of the time.
@@ -108,20 +108,21 @@ class Listeners:
         params: As `FitListener.fit_begin` gets them.
 
     Attributes:
+        params: As listeners get them.
         record: What the events so far say together.
         fitted: The fitted model, when there is one.
     """
 
     def __init__(self, listeners: Sequence[FitListener] = (), params: Mapping[str, Any] | None = None) -> None:
         self._listeners = list(listeners)
-        self._params = params or {}
-        self.record = FitRecord(together=is_one_stage(self._params, "synchronous"))
+        self.params = params or {}
+        self.record = FitRecord(together=is_one_stage(self.params, "synchronous"))
         self.fitted: Any = None
         for recorder in self._recorders:
             recorder.record = self.record
 
     def __enter__(self) -> Listeners:
-        self._tell(lambda listener: listener.fit_begin(self._params))
+        self._tell(lambda listener: listener.fit_begin(self.params))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
@@ -158,8 +159,9 @@ class Listeners:
                 tell(listener)
             except Exception as error:
                 self._listeners.remove(listener)
-                # The end is told once, be it that of the fit or of the listener.
-                if not is_end:
+                # The end is told once, be it that of the fit or of the listener; what is written of the fit is not to
+                # say that it has failed.
+                if not is_end and not isinstance(listener, Recorder):
                     with contextlib.suppress(Exception):
                         listener.fit_end(None, error)
                 what = "at the end of the fit" if is_end else "and hears nothing more of this fit, which goes on"
@@ -173,29 +175,51 @@ class EventFile(Recorder):
 
     Each has ``event``, the name of a method of `FitListener`, ``time``, seconds since 1970, and the method's arguments;
     besides, events that have a line by their class (`elephant.monitor.events.Event.line`) have one. What is not finite
-    is null. Of events whose last one counts alone, the file ends with those of the moment, which go when it is written
-    again. See ``docs/progress.md``; `elephant.monitor.summary.FitSummary.of_events` reads it.
+    is null. The file ends with events of the moment, which go when it is written again. Where it cannot be written
+    while the fit goes on, that is warned of once, and tried again. See ``docs/progress.md``;
+    `elephant.monitor.summary.FitSummary.of_events` reads it.
 
     Args:
         write: Replaces the content of the file.
         facts: More of what ``fit_begin`` has.
+        has_moments: Whether it is written for what is of the moment, and not only for what stays.
     """
 
-    def __init__(self, write: Callable[[bytes], None], facts: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, write: Callable[[bytes], None], facts: Mapping[str, Any] | None = None, *, has_moments: bool = True
+    ) -> None:
         self._write = write
         self._facts = facts or {}
+        self._has_moments = has_moments
         self._lines = b""
         self._resting_until = self._next_moment = 0.0
+        self._warns = True
 
     def _add(self, event: str, **fields: Any) -> None:
         self._lines += _line(event, **fields)
 
-    def _save(self, *, is_end: bool = False) -> None:
-        began = time.monotonic()
-        self._write(self._lines if is_end else self._lines + self._moment())
+    def _save(self, *, is_edge: bool = False) -> None:
+        """Writes the file; what fails is tried again with what comes next, but for the begin and the end of the fit."""
+        began, is_written = time.monotonic(), True
+        try:
+            self._write(self._lines if is_edge else self._lines + self._moment())
+        except Exception as error:
+            if is_edge:
+                raise
+            # A store may be busy, or away for a moment.
+            is_written = False
+            if self._warns:
+                self._warns = False
+                warnings.warn(
+                    "The events of this fit could not be written, and are tried again while it goes on: "
+                    f"{type(error).__name__}: {error}",
+                    stacklevel=2,
+                )
         ended = time.monotonic()
         self._resting_until = ended + (ended - began) / _WRITING if ended - began > _QUICK_S else 0.0
         self._next_moment = max(ended + _MOMENT_S, self._resting_until)
+        if not is_written:
+            self._resting_until = self._next_moment
 
     def _moment(self) -> bytes:
         """Returns the lines of what is now, and is not to stay."""
@@ -205,13 +229,13 @@ class EventFile(Recorder):
 
     def fit_begin(self, params: Mapping[str, Any]) -> None:
         self._add("fit_begin", params=dict(params), **self._facts)
-        self._save()
+        self._save(is_edge=True)
 
     def show(self, event: Event) -> None:
         # Written with what comes next.
-        if event.line and event.logged is not Logged.LAST:
+        if event.line and not event.of_moment:
             self._add(event.line, **event.line_values())
-        if time.monotonic() >= self._next_moment:
+        if self._has_moments and time.monotonic() >= self._next_moment:
             self._save()
 
     def epoch_end(self, epoch: int, metrics: Mapping[str, float], seconds: float) -> None:
@@ -233,7 +257,7 @@ class EventFile(Recorder):
         more = {} if about is None else {name: getattr(about, name) for name in parts}
         text = None if error is None else ": ".join(filter(None, [type(error).__name__, str(error)]))
         self._add("fit_end", error=text, **more)
-        self._save(is_end=True)
+        self._save(is_edge=True)
 
 
 def _line(event: str, **fields: Any) -> bytes:

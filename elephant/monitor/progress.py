@@ -261,8 +261,13 @@ class Progress:
         if self._checkpoint is not None:
             state = place_in_words(self._checkpoint.epochs, self._checkpoint.step)
             places.append(f"; its last checkpoint is of {state}: resume=True goes on from there")
-        elif self._epochs:
-            places.append("; nothing of it is kept, because it makes no checkpoints")
+        elif self._listeners.params.get("checkpointPath") is None:
+            if self._epochs:
+                places.append("; nothing of it is kept, because it makes no checkpoints")
+        elif self._listeners.params.get("resume"):
+            places.append("; it has made no new checkpoint: resume=True goes on from the last one of before, if any")
+        else:
+            places.append("; nothing of it is kept, because its first checkpoint was still to come")
         return "".join(["stopped", *places])
 
     def _show_plan(self) -> None:

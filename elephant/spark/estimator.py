@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import os
@@ -21,6 +22,7 @@ from elephant.cluster.session import is_true, setting
 from elephant.cluster.spark_job import described
 from elephant.cluster.spark_private import reset_uid, unowned_parent
 from elephant.config import FitConfig, Timeouts
+from elephant.driver.coordinator_location import coordinates_on_executors
 from elephant.driver.verification import Verification, config_to_verify, verified
 from elephant.errors import ClusterError, ConfigurationError, DataError, brief_errors
 from elephant.kinds import BALANCED
@@ -35,7 +37,7 @@ from elephant.rank.job import TrainingJob
 from elephant.spark.class_weights import class_weights
 from elephant.spark.file_formats import Files
 from elephant.spark.fit import description_of, remove_checkpoints, train
-from elephant.spark.hadoop_files import write_file
+from elephant.spark.hadoop_files import is_written_by_jobs, qualified, write_file
 from elephant.spark.model import KerasModel, model_facts, model_to_train, preload_keras
 from elephant.spark.params import (
     TrainingParams,
@@ -670,8 +672,14 @@ def _listeners(estimator: KerasEstimator, session: SparkSession, info: Mapping[s
     folder, events = optional(estimator, "eventsPath"), ""
     if folder is not None:
         path = f"{folder.rstrip('/')}/{name}"
-        kinds = {"jsonl": EventFile, **({"json": TraceFile} if is_traced(session) else {})}
-        for suffix, kind in kinds.items():
-            listeners.append(kind(functools.partial(write_file, session, f"{path}.{suffix}", overwrite=True), info))
-        events = f"{path}.jsonl"
+        events, write = f"{path}.jsonl", functools.partial(write_file, session, overwrite=True)
+        has_moments = False
+        # What is wrong with a path is said where it is written first.
+        with contextlib.suppress(ConfigurationError, OSError):
+            has_moments = not is_written_by_jobs(session, events) and not coordinates_on_executors(session)
+        listeners.append(EventFile(functools.partial(write, events), info, has_moments=has_moments))
+        if is_traced(session):
+            listeners.append(TraceFile(functools.partial(write, f"{path}.json"), info))
+        with contextlib.suppress(OSError):
+            events = qualified(session, events)
     return [*listeners, *mlflow_listeners(events, estimator.getOrDefault("callbacks")), *followers()]

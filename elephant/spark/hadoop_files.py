@@ -168,6 +168,22 @@ def checkpoint_folder(session: SparkSession, path: str) -> Folder:
     return folder_at(path)
 
 
+def is_written_by_jobs(session: SparkSession, path: str) -> bool:
+    """Returns whether `write_file` needs a Spark job for a path, which waits where a fit holds all slots."""
+    return jvm_context(session) is None and isinstance(_file_of(session, path).folder, SparkFolder)
+
+
+def qualified(session: SparkSession, path: str) -> str:
+    """Returns a path of `write_file` with its file system, as it leads there from elsewhere; as it is, if unknown."""
+    context: Any = jvm_context(session)
+    if context is None or mounted_here(path) is not None or is_mounted(path) or not hadoop_knows(session, path):
+        return path
+    with _as_os_errors():
+        place = jvm_of(context).org.apache.hadoop.fs.Path(spark_form(path))
+        system = place.getFileSystem(java_context(context).hadoopConfiguration())
+        return str(system.makeQualified(place).toString())
+
+
 def _file_of(session: SparkSession, path: str) -> File:
     path = spark_form(path)
     if not hadoop_knows(session, path) or (jvm_context(session) is None and mounted_here(path) is not None):
@@ -268,6 +284,13 @@ class HadoopFolder(Folder):
             return bool(self._system.exists(self._at(name)) and self._system.getFileStatus(self._at(name)).isFile())
 
     def write(self, name: str, fill: Callable[[BinaryIO], object]) -> None:
+        self._copy(name, fill, overwrite=False)
+
+    def replace(self, name: str, fill: Callable[[BinaryIO], object]) -> None:
+        # In one call: between two, a process that ends would leave no file.
+        self._copy(name, fill, overwrite=True)
+
+    def _copy(self, name: str, fill: Callable[[BinaryIO], object], *, overwrite: bool) -> None:
         with local_copy() as local:
             with open(local, "wb") as file:
                 fill(file)
@@ -275,12 +298,7 @@ class HadoopFolder(Folder):
                 if self._system.exists(self._at(name)) and not self.has(name):
                     # Hadoop would put the copy into it.
                     raise IsADirectoryError(f"expected a file. Received: {self.url}/{name}, which is a folder.")
-                self._system.copyFromLocalFile(False, False, self._hadoop.Path(f"file://{local}"), self._at(name))
-
-    def replace(self, name: str, fill: Callable[[BinaryIO], object]) -> None:
-        if self.has(name):
-            self.remove(name)
-        self.write(name, fill)
+                self._system.copyFromLocalFile(False, overwrite, self._hadoop.Path(f"file://{local}"), self._at(name))
 
     @contextlib.contextmanager
     def reading(self, name: str) -> Iterator[BinaryIO]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import json
 import os
 import struct
@@ -258,6 +259,14 @@ class ArrowFolder(Folder):
             with contextlib.suppress(OSError):
                 self._system.delete_file(self._at(name))
             raise
+
+    def replace(self, name: str, fill: Callable[[BinaryIO], object]) -> None:
+        buffer = io.BytesIO()
+        fill(buffer)
+        self._system.create_dir(self._path, recursive=True)
+        # Where this fails, stores of objects keep what is there: it is not to go.
+        with self._system.open_output_stream(self._at(name)) as file:
+            file.write(buffer.getvalue())
 
     @contextlib.contextmanager
     def reading(self, name: str) -> Iterator[BinaryIO]:

@@ -13,7 +13,7 @@ from elephant.config import AsynchronousOptions
 from elephant.data.schema import RowSpec, TensorSpec
 from elephant.driver.driver_epochs import DriverEpochs, pending_parts
 from elephant.driver.server_model import ServerModel
-from elephant.monitor.events import EpochPart, Started, StepEnded
+from elephant.monitor.events import EpochPart, Started, StateSaved, StepEnded
 from elephant.parameter_server.control_client import FetchedModel, ServerState
 from elephant.storage.folder import folder_at
 
@@ -73,11 +73,11 @@ def plateau():
     return keras.callbacks.ReduceLROnPlateau(monitor="loss", factor=0.5, patience=2, min_delta=100.0)
 
 
-def driven(work, parts, checkpoint_writer=None):
+def driven(work, parts, checkpoint_writer=None, shown=None):
     """Returns the logs of the epochs that are complete with these parts, the servers, and the driver's model."""
     model = ServerModel(work, ROWS)
     servers = Servers(model)
-    epochs = DriverEpochs(work, model, servers, checkpoint_writer)
+    epochs = DriverEpochs(work, model, servers, checkpoint_writer, show=None if shown is None else shown.append)
     epochs.begin()
     logs = []
     for part in parts:
@@ -94,7 +94,9 @@ def test_driver_when_it_goes_on_then_has_all_epochs_and_the_rate_that_callbacks_
     assert servers.rates == pytest.approx([0.05])
 
     with contextlib.closing(CheckpointWriter(CheckpointManager(folder_at(str(tmp_path))))) as checkpoint_writer:
-        before, _, _ = driven(job([plateau()]), ahead, checkpoint_writer)
+        before, _, _ = driven(job([plateau()]), ahead, checkpoint_writer, shown := [])
+    # Users hear of the checkpoint, and nobody of the weights in it.
+    assert shown == [StateSaved(rank=0, epochs=1, history={}, facts={}, names=[])]
     state = CheckpointManager(folder_at(str(tmp_path))).latest().state
     assert (state.epochs, len(before), state.facts["stopped"]) == (1, 1, False)
     assert state.history["loss"] == pytest.approx([6.0])

@@ -128,6 +128,56 @@ def test_event_file_when_a_fit_fails_then_has_a_line_for_each_event_with_its_arg
     ]
 
 
+def test_event_file_when_it_cannot_be_written_for_a_while_then_is_tried_again_and_the_fit_has_not_failed(monkeypatch):
+    def write(content):
+        tried.append(clock[0])
+        if is_away:
+            raise OSError("503 Slow Down")
+        written.append(content)
+
+    written, tried, clock, is_away = [], [], [100.0], False
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    with Listeners([EventFile(write)], {"epochs": 2}) as listeners:
+        is_away = True
+        with pytest.warns(UserWarning, match=r"are tried again while it goes on: OSError: 503 Slow Down") as warned:
+            listeners.show(EVENTS[2])
+            clock[0] += 1.0
+            # It is not asked again at once, and the warning comes once.
+            listeners.show(Awaited(text="", seconds=0))
+            clock[0] += 5.0
+            listeners.show(Awaited(text="", seconds=0))
+        assert len(warned) == 1 and tried == [100.0, 100.0, 106.0] and len(written) == 1
+        is_away = False
+        clock[0] += 5.0
+        listeners.show(Awaited(text="", seconds=0))
+        names = [json.loads(line)["event"] for line in written[-1].splitlines()]
+        assert names == ["fit_begin", "epoch_end"]
+    assert json.loads(written[-1].splitlines()[-1])["error"] is None
+
+
+def test_event_file_when_it_cannot_be_begun_then_is_warned_of_and_no_failed_fit_is_written():
+    written = []
+
+    def write(content):
+        written.append(content)
+        raise OSError("no such bucket")
+
+    with pytest.warns(UserWarning, match="EventFile has failed and hears nothing more .*no such bucket"):
+        with Listeners([EventFile(write)], {}) as listeners:
+            listeners.show(EVENTS[2])
+    assert len(written) == 1 and b"fit_end" not in written[0]
+
+
+def test_event_file_when_writing_takes_a_job_then_is_not_written_for_the_moment(monkeypatch):
+    written, clock = [], [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    with Listeners([EventFile(written.append, has_moments=False)], {"epochs": 1}) as listeners:
+        for _ in range(3):
+            clock[0] += 100.0
+            listeners.show(Awaited(text="rows", seconds=4))
+        assert len(written) == 1
+
+
 def test_event_file_when_time_goes_on_then_ends_with_what_is_of_the_moment_until_it_is_written_again(monkeypatch):
     def step(rank, number):
         return StepEnded(rank=rank, epoch=0, step=number, steps=9, logs={"loss": math.nan}, rows=8)

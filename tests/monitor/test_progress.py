@@ -21,6 +21,7 @@ from elephant.monitor.events import (
     from_message,
     to_message,
 )
+from elephant.monitor.listeners import Listeners
 from elephant.monitor.log_stream import TokenBucket
 from elephant.monitor.progress import Progress, live_line
 
@@ -372,6 +373,27 @@ def test_progress_when_a_fit_is_interrupted_then_says_how_far_it_came_in_a_line_
     # Nothing is left of the live line.
     assert stream.getvalue().endswith(f"{words}\n")
     assert stream.getvalue().splitlines(keepends=False)[-1].rpartition("\r")[2] == words
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({"checkpointPath": None, "resume": False}, LOST),
+        (
+            {"checkpointPath": "kept", "resume": False},
+            LOST.replace("it makes no checkpoints", "its first checkpoint was still to come"),
+        ),
+        (
+            {"checkpointPath": "kept", "resume": True},
+            "; it has made no new checkpoint: resume=True goes on from the last one of before, if any",
+        ),
+    ],
+)
+def test_progress_when_a_fit_is_interrupted_before_a_checkpoint_then_says_what_there_is_of_it(params, words):
+    stream, told = io.StringIO(), Listeners(params=params)
+    with pytest.raises(KeyboardInterrupt), Progress(num_workers=2, epochs=3, verbose=1, stream=stream, listeners=told):
+        raise KeyboardInterrupt
+    assert stream.getvalue() == f"stopped{words}\n"
 
 
 def test_progress_when_a_fit_is_interrupted_or_fails_then_leaves_no_half_line():

@@ -1,6 +1,7 @@
 """Checkpoints wherever the Hadoop client of Spark's JVM writes; without a JVM, where this process does."""
 
 import csv
+import os
 from pathlib import Path
 
 import keras
@@ -18,7 +19,7 @@ from elephant.checkpoint.manager import CheckpointManager
 from elephant.checkpoint.state import FitState, named
 from elephant.errors import CheckpointError, ConfigurationError
 from elephant.spark import hadoop_files as folders
-from elephant.spark.hadoop_files import HadoopFolder, checkpoint_folder
+from elephant.spark.hadoop_files import HadoopFolder, checkpoint_folder, qualified, read_file, write_file
 from elephant.storage import filesystem
 from elephant.storage.folder import LocalFolder
 
@@ -27,7 +28,7 @@ def state_of(epochs):
     return FitState(epochs=epochs, arrays=named("model", [np.full(5, float(epochs))]))
 
 
-def test_checkpoints_when_on_a_file_system_of_hadoop_then_are_kept_read_and_removed(spark, tmp_path):
+def test_checkpoints_when_on_a_file_system_of_hadoop_then_are_kept_read_and_removed(spark, tmp_path, monkeypatch):
     # A file system by another name, with the local one behind it: to elephant it is one like HDFS.
     configuration = spark.sparkContext._jsc.hadoopConfiguration()
     configuration.set("fs.viewfs.mounttable.kept.link./data", f"file://{tmp_path}")
@@ -54,6 +55,16 @@ def test_checkpoints_when_on_a_file_system_of_hadoop_then_are_kept_read_and_remo
     ]
     with pytest.raises(CheckpointError, match="expected to write the checkpoint of epoch 1. Received: OSError"):
         CheckpointManager(checkpoint_folder(spark, "viewfs://kept/elsewhere")).save(state_of(1))
+    # A file is replaced in one call, between two of which a process that is killed would leave none.
+    monkeypatch.setattr(HadoopFolder, "remove", None)
+    for content in (b"events", b"more events"):
+        write_file(spark, "viewfs://kept/data/events/fit.jsonl", content, overwrite=True)
+        assert read_file(spark, "viewfs://kept/data/events/fit.jsonl") == content
+    # Who reads a run's tag elsewhere has another default file system, and another folder.
+    assert qualified(spark, "viewfs://kept/data/../data/fit.jsonl") == "viewfs://kept/data/fit.jsonl"
+    assert qualified(spark, "/fits/fit.jsonl") == "file:/fits/fit.jsonl"
+    assert qualified(spark, "fits/fit.jsonl") == f"file:{os.getcwd()}/fits/fit.jsonl"
+    assert qualified(spark, "memory://fits/fit.jsonl") == "memory://fits/fit.jsonl"
 
 
 # Rank 0 has no JVM: its files go through what its Python knows, and the driver's through Hadoop.

@@ -1,7 +1,9 @@
 """Models on any file system come back as they went: weights, compile settings, the state of the optimizer."""
 
+import io
 import json
 import sys
+from types import SimpleNamespace
 
 import h5py
 import keras
@@ -12,7 +14,7 @@ from elephant import KerasModel, SparkMLlibModel, SparkModel, load_spark_model
 from elephant.errors import ConfigurationError
 from elephant.modeling.model_spec import model_source
 from elephant.spark.hadoop_files import read_file, read_model_bytes, write_file, write_model_bytes
-from elephant.storage.folder import File, file_at
+from elephant.storage.folder import ArrowFolder, File, file_at
 
 X = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
 Y = [X[:, :1], X[:, 1:3]]
@@ -158,6 +160,20 @@ def test_folders_when_they_are_of_a_mount_then_take_files_in_order(tmp_path, mon
     file.write(b"1")
     file.write(b"2", overwrite=True)
     assert (file.read(), file.folder.names()) == (b"2", ["file"])
+
+
+def test_files_when_they_cannot_be_replaced_then_what_was_there_stays():
+    class Full(io.BytesIO):
+        def write(self, content):
+            raise OSError("the quota is used up")
+
+    removed = []
+    store = SimpleNamespace(
+        create_dir=lambda path, recursive: None, open_output_stream=lambda path: Full(), delete_file=removed.append
+    )
+    with pytest.raises(OSError, match="quota"):
+        File(ArrowFolder(store, "bucket/fits", "s3://bucket/fits"), "fit.jsonl").write(b"events", overwrite=True)
+    assert not removed
 
 
 def test_models_when_saved_where_only_fsspec_reaches_then_come_back_with_and_without_spark(spark):

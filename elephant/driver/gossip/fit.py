@@ -149,7 +149,7 @@ def gossip_attempt(
         directory = GossipDirectory(
             model, channel.tell, num_workers=num_workers, resumes=job.state is not None, positions=model.positions()
         )
-        epochs = DriverEpochs(job, model, directory, checkpoint_writer, keep_now=directory.keep_now)
+        epochs = DriverEpochs(job, model, directory, checkpoint_writer, keep_now=directory.keep_now, show=progress.show)
         closing.enter_context(contextlib.closing(epochs))
         policy = GossipPolicy(
             progress, directory=directory, epochs=epochs, num_ranks=num_workers, end_attempt=end_attempt
