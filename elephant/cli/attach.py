@@ -8,12 +8,12 @@ import json
 import sys
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from elephant.cli.event_file import FoundEvents, find_events
 from elephant.errors import ConfigurationError, shown_text
-from elephant.monitor.events import RunNote, WorkersChanged, kinds_by_line
+from elephant.monitor.events import Event, RunNote, WorkersChanged
 from elephant.monitor.listeners import Listeners
 from elephant.monitor.progress import Progress
 from elephant.monitor.report import SHORTEST_S
@@ -34,6 +34,9 @@ def attach(given: argparse.Namespace) -> int:
     except ConfigurationError as error:
         sys.stderr.write(f"{NAME}: {given.run}: {shown_text(error)}\n")
         return 2
+    except BrokenPipeError:
+        # That of the output, whose reader has gone.
+        raise
     except OSError as error:
         sys.stderr.write(
             f"{NAME}: {given.run}: expected a file that can be read. Received: {error}. Look at its path.\n"
@@ -51,19 +54,15 @@ def _follow(events: FoundEvents, watched: Watched, timeout_s: float | None) -> i
         try:
             now = events.state()
             if now is not None and now != state:
-                content = events.read()
+                content = events.read(watched.offset)
         except OSError:
             # It may be a network away, and has been there.
             if state is None:
                 raise
         if content is not None:
-            is_first, state = state is None, now
-            is_said, silent_since = False, time.monotonic()
+            state, is_said, silent_since = now, False, time.monotonic()
             if watched.take(content):
                 return watched.end()
-            if is_first and watched.last_time:
-                # Its driver may be gone for a long time.
-                silent_since -= max(time.time() - watched.last_time, 0.0)
         silent_s = time.monotonic() - silent_since
         if silent_s >= _SILENCE_S and not is_said:
             is_said = True
@@ -74,6 +73,8 @@ def _follow(events: FoundEvents, watched: Watched, timeout_s: float | None) -> i
                 "whether its driver runs, or pass a longer --timeout.\n"
             )
             return 1
+        # What is shown goes on where nobody reads it: here that is the end.
+        sys.stdout.flush()
         time.sleep(_POLL_S)
 
 
@@ -85,6 +86,7 @@ class Watched:
         run_id: Of its MLflow run; empty where that is not known.
 
     Attributes:
+        offset: Where in the file the lines begin that are not shown yet, or of the moment.
         last_time: When the last line was written, by the clock of the fit's driver, in seconds since 1970.
     """
 
@@ -94,10 +96,11 @@ class Watched:
         self._progress: Progress | None = None
         self._params: Mapping[str, Any] = {}
         self._lines: list[bytes] = []
-        self._num_shown = 0
         # Notes that follow from what ranks have told: the file has them as well.
         self._own_notes: list[str] = []
-        self._checkpoints = 0
+        self._has_checkpoints = False
+        self._begun = ""
+        self.offset = 0
         self.last_time = 0.0
 
     def __enter__(self) -> Watched:
@@ -108,39 +111,47 @@ class Watched:
         self._closing.close()
 
     def take(self, content: bytes) -> bool:
-        """Shows what is new in the file; returns whether the fit has ended.
+        """Shows what is new in the file, of which this is from `offset` on; returns whether the fit has ended.
 
         Raises:
             ConfigurationError: There are no events of a fit.
         """
-        # A line without its end is being written.
-        self._lines = content.split(b"\n")[:-1]
-        try:
-            lines = [json.loads(line) for line in self._lines]
-            of_moment = [line for line in lines if _is_of_moment(line)]
-            lasting = [line for line in lines if not _is_of_moment(line)]
-            with warnings.catch_warnings():
-                # The fit warns where it runs; what is wrong with a loss is said in the end.
-                warnings.simplefilter("ignore")
-                for line in lasting[self._num_shown :]:
-                    self._show(line)
-                self._show_moment(of_moment)
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise ConfigurationError(
-                f"expected events of a fit, as eventsPath has them written. Received: {content[:60]!r} "
-                f"({type(error).__name__}). Name such a file."
-            ) from error
-        self._num_shown = max(self._num_shown, len(lasting))
-        return bool(lasting) and lasting[-1]["event"] == "fit_end"
+        lines = content.splitlines(keepends=True)
+        told = self._parsed(lines)
+        # What is of the moment stands at the end.
+        num_lasting = next((index for index, (_, event) in enumerate(told) if event and event.of_moment), len(told))
+        with warnings.catch_warnings():
+            # The fit warns where it runs; what is wrong with a loss is said in the end.
+            warnings.simplefilter("ignore")
+            for line, event in told[:num_lasting]:
+                self._show(line, event)
+            self._show_moment(told[num_lasting:])
+        self._lines += lines[:num_lasting]
+        self.offset += sum(map(len, lines[:num_lasting]))
+        return bool(num_lasting) and told[num_lasting - 1][0]["event"] == "fit_end"
 
-    def _show(self, line: Mapping[str, Any]) -> None:
-        self.last_time = float(line["time"])
+    def _parsed(self, lines: Iterable[bytes]) -> list[tuple[dict[str, Any], Event | None]]:
+        told: list[tuple[dict[str, Any], Event | None]] = []
+        for text in lines:
+            try:
+                line = json.loads(text)
+                line["time"] = float(line["time"])
+                if self._progress is None and not told and (line["event"] != "fit_begin" or "params" not in line):
+                    raise ValueError("a fit begins with fit_begin")
+                told.append((line, event_of(line)))
+            except (ValueError, LookupError, TypeError, AttributeError) as error:
+                raise ConfigurationError(
+                    f"expected events of a fit, as eventsPath has them written. Received: {text[:60]!r} "
+                    f"({type(error).__name__}: {error}). Name such a file."
+                ) from error
+        return told
+
+    def _show(self, line: Mapping[str, Any], event: Event | None) -> None:
+        self.last_time = line["time"]
         if self._progress is None:
             self._begin(line)
             return
-        if line["event"] == "checkpoint":
-            self._checkpoints = line["epochs"]
-        event = event_of(line)
+        self._has_checkpoints = self._has_checkpoints or line["event"] == "checkpoint"
         if isinstance(event, RunNote) and event.text in self._own_notes:
             self._own_notes.remove(event.text)
         elif isinstance(event, WorkersChanged):
@@ -152,18 +163,16 @@ class Watched:
             if not isinstance(event, RunNote):
                 self._own_notes += notes[known:]
 
-    def _show_moment(self, lines: Sequence[Mapping[str, Any]]) -> None:
+    def _show_moment(self, told: Sequence[tuple[dict[str, Any], Event | None]]) -> None:
         """Draws the live line once, when it is known of all ranks where they are."""
-        if self._progress is None or not lines:
+        if self._progress is None or not told:
             return
-        for line in lines[:-1]:
-            if (event := event_of(line)) is not None:
+        for _, event in told[:-1]:
+            if event is not None:
                 self._progress.record.add(event)
-        self._show(lines[-1])
+        self._show(*told[-1])
 
     def _begin(self, line: Mapping[str, Any]) -> None:
-        if line["event"] != "fit_begin":
-            raise ValueError(line["event"])
         self._params = line["params"]
         progress = Progress(
             num_workers=line.get("ranks", 0),
@@ -173,14 +182,15 @@ class Watched:
             listeners=Listeners(params=self._params),
         )
         self._progress = self._closing.enter_context(progress)
-        self._progress.note(f"{self._name}: {line.get('model', 'a model')}, begun at {_clock(self.last_time)}")
+        self._begun = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.last_time))
+        self._progress.note(f"{self._name}: {line.get('model', 'a model')}, begun at {self._begun}")
 
     def note_silence(self, seconds: float) -> None:
         """Says that nothing has come for some time."""
         if self._progress is not None:
             self._progress.note(
-                f"no event for {seconds:.0f} s, the last one at {_clock(self.last_time)}: the fit's driver is gone, or "
-                "busy. Waiting for more; Ctrl-C leaves"
+                f"no event for {seconds:.0f} s, the last one at {_clock(self.last_time)}: the fit's driver is gone or "
+                "busy, or takes long to write. Waiting for more; Ctrl-C leaves"
             )
 
     def end(self) -> int:
@@ -191,12 +201,12 @@ class Watched:
         kept = "" if path is None else f"its checkpoints are in {path}: elephant checkpoints {path} lists them"
         logged = self._run_id and f"MLflow, where it logs models, has it as runs:/{self._run_id}/model"
         if summary.state:
-            sys.stderr.write(f"{NAME}: {summary.state}{f'; {kept}' if kept and self._checkpoints else ''}\n")
+            sys.stderr.write(f"{NAME}: {summary.state}{f'; {kept}' if kept and self._has_checkpoints else ''}\n")
             return 1
         epochs = max(map(len, summary.history.values()), default=0)
         said = [
-            f"the fit has ended well after {summary.seconds:.1f} s: {epochs:,} epochs, {len(summary.plan):,} ranks, "
-            f"{summary.rows_per_s:,.0f} rows/s",
+            f"the fit that began at {self._begun} has ended well after {summary.seconds:.1f} s: {epochs:,} epochs, "
+            f"{len(summary.plan):,} ranks, {summary.rows_per_s:,.0f} rows/s",
             *(f"  {seconds:8.1f} s {name}" for name, seconds in summary.parts_s.items() if seconds >= SHORTEST_S),
             *(f"advice: {text}" for text in summary.advice),
             "; ".join(filter(None, ["its model is with the program that has called fit", logged, kept])),
@@ -204,11 +214,6 @@ class Watched:
         sys.stdout.write("\n".join(said) + "\n")
         sys.stdout.flush()
         return 0
-
-
-def _is_of_moment(line: Mapping[str, Any]) -> bool:
-    kind = kinds_by_line().get(line["event"])
-    return kind is not None and kind.of_moment
 
 
 def _clock(seconds: float) -> str:

@@ -30,10 +30,13 @@ class FoundEvents:
             handler.fs.invalidate_cache()
         return find_file(self.system, self.path)
 
-    def read(self) -> bytes:
-        """Returns the content as it is now; raises OSError where that cannot be read."""
-        with self.system.open_input_stream(self.path) as stream:
-            return bytes(stream.read())
+    def read(self, offset: int = 0) -> bytes:
+        """Returns the lines from an offset on as they are now; raises OSError where they cannot be read."""
+        with self.system.open_input_file(self.path) as file:
+            file.seek(offset)
+            content = bytes(file.read())
+        # A line without its end is being written.
+        return content[: content.rfind(b"\n") + 1]
 
 
 def find_events(run: str) -> FoundEvents:
