@@ -264,11 +264,11 @@ def test_mlflow_when_a_run_is_active_then_it_has_params_epochs_and_a_model_and_f
 def test_mlflow_when_a_fit_has_an_event_file_then_its_run_names_it_and_who_asks_for_the_run_finds_it(mlflow, tmp_path):
     path = tmp_path / "fits" / "20261129T1-a.jsonl"
     path.parent.mkdir()
-    path.write_text("events")
+    path.write_text("events\n")
     with mlflow.start_run() as run:
         fit(1, listening=mlflow_listeners(str(path)))
     found = find_events(run.info.run_id)
-    assert found.read() == b"events" and found.run_id == run.info.run_id
+    assert found.read() == b"events\n" and found.run_id == run.info.run_id
     with mlflow.start_run() as other:
         fit(1)
     with pytest.raises(ConfigurationError, match=f"run {other.info.run_id} without the tag elephant.events: MLflow"):
