@@ -35,8 +35,9 @@ class FoundEvents:
         with self.system.open_input_file(self.path) as file:
             file.seek(offset)
             content = bytes(file.read())
-        # A line without its end is being written.
-        return content[: content.rfind(b"\n") + 1]
+        # A line without its end is being written; a file without a line is none of events.
+        end = content.rfind(b"\n") + 1
+        return content[:end] if end or offset else content
 
 
 def find_events(run: str) -> FoundEvents:
