@@ -431,12 +431,13 @@ def brief_errors(function: Function) -> Function:
             # Where elephant waited just then says nothing to who has stopped it.
             if FULL_TRACEBACK not in os.environ:
                 _shorten(error)
-            raise
+            # A bare one would have Python 3.10 take back what was left out.
+            raise error
         except Exception as error:
             # The error may be that of a callback that runs here.
             if FULL_TRACEBACK not in os.environ:
                 error.__traceback__ = _from_user_frame(error.__traceback__)
-            raise
+            raise error
 
     # Editors that follow the types see the function's own, with its overloads.
     return cast("Function", call)
