@@ -9,10 +9,12 @@ PySpark is imported when an entry needs it, not with this module.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from types import FrameType
 
     from pyspark import RDD, SparkContext
     from pyspark.ml.param import Param, Params
@@ -213,6 +215,24 @@ def clear_for_overwrite(writer: MLWriter, path: str) -> None:
     from pyspark.ml.util import MLWriter
 
     MLWriter._handleOverwrite(writer, path)
+
+
+def fold_asked_for() -> int | None:
+    """Returns the number of the fold, from zero, for which a `CrossValidator` calls ``fitMultiple`` here; else None.
+
+    Seen in PySpark 4.3.0 as `CrossValidator._fit`, whose local ``i`` it is, and which calls `tuning._parallelFitTasks`;
+    the number is told to nobody, and who counts calls cannot know where another validator's begin.
+    """
+    from pyspark.ml import tuning
+
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not tuning._parallelFitTasks.__code__:
+        frame = frame.f_back
+    caller = None if frame is None else frame.f_back
+    if caller is None or caller.f_code is not tuning.CrossValidator._fit.__code__:
+        return None
+    number = caller.f_locals.get("i")
+    return number if isinstance(number, int) else None
 
 
 # Scala's values.

@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame
 
 from elephant.cluster.session import is_true, setting
 from elephant.cluster.spark_job import described
-from elephant.cluster.spark_private import reset_uid, unowned_parent
+from elephant.cluster.spark_private import fold_asked_for, reset_uid, unowned_parent
 from elephant.config import FitConfig, Timeouts
 from elephant.driver.coordinator_location import coordinates_on_executors
 from elephant.driver.verification import Verification, config_to_verify, verified
@@ -250,8 +250,6 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         "a compiled keras.Model, a function without arguments that returns one, the path of one, or a fitted model",
         typeConverter=model_to_train,
     )
-    # A `CrossValidator` asks once for the fits of each fold, and then for one fit; None within a list of param maps.
-    _next_fold: int | None = 0
 
     @brief_errors
     @noting_keywords
@@ -402,12 +400,7 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         rows, fit = cast(Any, dataset_of(dataset)), super(KerasEstimator, estimator).fit
         if params is not None and not isinstance(params, dict):
             # Each of them comes back here, perhaps in a thread of its own.
-            estimator._next_fold = None
-            try:
-                return fit(rows, cast(Any, params))
-            finally:
-                estimator._next_fold = 0
-        self._next_fold = 0
+            return fit(rows, cast(Any, params))
         config = fit_config(estimator.copy(params))
         own = {**{param.name: value for param, value in (params or {}).items()}, **options}
         session = rows.sparkSession if is_frame(rows) else active_session()
@@ -457,9 +450,7 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         Returns:
             The place of each param map and the fitted model, as they are asked for; threads may share it.
         """
-        rows, fold = dataset_of(dataset), self._next_fold
-        self._next_fold = None if fold is None else fold + 1
-        return FitsOfGrid(self.copy(), rows, paramMaps, GridRuns(fold))
+        return FitsOfGrid(self.copy(), dataset_of(dataset), paramMaps, GridRuns(fold_asked_for()))
 
     def _fit(self, dataset: DataFrame | PreparedFrame | Files) -> KerasModel:
         began, began_at = time.monotonic(), time.time()

@@ -4,6 +4,7 @@ A test that fails is named like its entry in `elephant/cluster/spark_private.py`
 one is looked up in the code that sets it. The tests of `tests/spark` use all entries on real sessions.
 """
 
+import contextlib
 import importlib
 import inspect
 import json
@@ -14,6 +15,7 @@ from types import SimpleNamespace
 import pyspark
 import pytest
 from pyspark import RDD, SparkContext
+from pyspark.ml import tuning
 from pyspark.ml.param import Param, Params, TypeConverters
 from pyspark.ml.util import MLWriter
 from pyspark.sql import types
@@ -198,6 +200,44 @@ def clear_for_overwrite():
     assert list(inspect.signature(MLWriter._handleOverwrite).parameters) == ["self", "path"]
     # A writer that overrides it is asked by it.
     assert "self._handleOverwrite(path)" in inspect.getsource(MLWriter.save)
+
+
+@check
+def fold_asked_for():
+    told, rows = [], SimpleNamespace(sparkSession=None, cache=lambda: None, unpersist=lambda: None)
+    model = SimpleNamespace(transform=lambda *args: None)
+
+    class Validator(tuning.CrossValidator):
+        def _kFold(self, dataset):
+            return [(rows, rows)] * self.getNumFolds()
+
+    class Fits(Params):
+        fails_in = -1
+
+        def fitMultiple(self, dataset, params):
+            told.append(private.fold_asked_for())
+            if told[-1] == self.fails_in:
+                raise ValueError("a fit")
+            return iter([(0, model)])
+
+        def fit(self, *args):
+            # The last fit, here of a stage that asks for fits itself.
+            list(tuning._parallelFitTasks(self, rows, None, None, [{}], False))
+            raise ValueError("the last fit")
+
+    fits = Fits()
+    metric = SimpleNamespace(evaluate=lambda scored: 1.0, isLargerBetter=lambda: True)
+    validator = Validator(estimator=fits, estimatorParamMaps=[{}], evaluator=metric, numFolds=3)
+    with pytest.MonkeyPatch.context() as patch:
+        # Functions as they are, and since Spark 4 from a session the function that takes them.
+        patch.setattr(tuning, "inheritable_thread_target", lambda given: given or (lambda task: task))
+        patch.setattr(tuning, "_cache_spark_dataset", contextlib.nullcontext, raising=False)
+        for fits.fails_in in (1, -1):
+            with pytest.raises(ValueError, match="fit"):
+                validator._fit(rows)
+    # One that failed counts for no other, and nothing outside of a fold has a number.
+    assert told == [0, 1, 0, 1, 2, None]
+    assert fits.fitMultiple(rows, [{}]) and told[-1] is None
 
 
 @check

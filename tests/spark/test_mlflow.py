@@ -10,6 +10,7 @@ from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
 
 import elephant
 from elephant import KerasEstimator
+from elephant.errors import JobCancelledError
 from elephant.spark.tuning.trial_runs import GridRuns, TrialRuns
 
 
@@ -45,17 +46,19 @@ def losses(mlflow, run):
 
 
 @pytest.mark.slow("MLflow imports what it logs by itself, and a fit on Spark")
-def test_mlflow_when_autolog_is_called_then_a_fit_has_one_run_with_its_params_epochs_and_model(spark, mlflow):
+def test_mlflow_when_autolog_is_called_then_a_fit_has_one_run_with_its_params_epochs_and_model(spark, mlflow, tmp_path):
     try:
         # Without MLflow's hook for what Spark reads, which shuts down the server by which the JVM calls streams.
         mlflow.autolog(silent=True, exclude_flavors=["spark"])
-        fitted = estimator().fit(rows(spark))
+        fitted = estimator().fit(rows(spark), eventsPath=f"file:{tmp_path}/events")
     finally:
         mlflow.autolog(disable=True, silent=True)
     # Of the driver, and none of a worker.
     (run,) = mlflow.search_runs(search_all_experiments=True, output_format="list")
     assert (run.info.status, run.data.params["epochs"], run.data.params["numWorkers"]) == ("FINISHED", "3", "2")
     assert losses(mlflow, run) == pytest.approx(dict(enumerate(fitted.history["loss"])))
+    # As `elephant attach` opens it, in whatever folder.
+    assert [run.data.tags["elephant.events"]] == [str(path) for path in (tmp_path / "events").glob("*.jsonl")]
     (model,) = mlflow.search_logged_models(output_format="list")
     assert model.source_run_id == run.info.run_id
     assert mlflow.active_run() is None
@@ -149,6 +152,12 @@ def test_runs_when_mlflow_takes_none_then_the_user_is_warned_and_the_fits_go_on(
 
     done = []
     with mlflow.start_run() as run, TrialRuns.opened() as trials:
+        for error, status in ((ValueError, "FAILED"), (KeyboardInterrupt, "KILLED"), (JobCancelledError, "KILLED")):
+            with pytest.raises(error), GridRuns(fold=None).run_of(0):
+                opened = mlflow.active_run().info.run_id
+                raise error("ended")
+            ended = mlflow.get_run(opened)
+            assert (ended.info.status, ended.data.tags["params"], "fold" in ended.data.tags) == (status, "0", False)
         grid = GridRuns(fold=0)
         for name in ("start_run", "log_metrics"):
             with monkeypatch.context() as patch, pytest.warns(UserWarning, match="goes on: ConnectionError: no such"):

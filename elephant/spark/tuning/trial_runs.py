@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from elephant.errors import warn_user
+from elephant.errors import JobCancelledError, warn_user
 from elephant.monitor.listeners import mlflow_listeners
 
 _PARENT = "mlflow.parentRunId"
@@ -30,7 +30,7 @@ class TrialRun:
 
     @contextlib.contextmanager
     def of_fold(self, number: int | None) -> Iterator[None]:
-        """Opens the run of a fold within that of the trial; it is killed where its fit is pruned or fails.
+        """Opens the run of a fold within that of the trial; which is killed where its fit is pruned.
 
         Args:
             number: None without folds, where the trial's run is that of its fit.
@@ -70,7 +70,7 @@ class TrialRuns:
 
     @contextlib.contextmanager
     def run_of(self, number: int, params: Mapping[str, Any]) -> Iterator[TrialRun]:
-        """Opens the run of a trial in this thread; it is killed where the trial is pruned or fails."""
+        """Opens the run of a trial in this thread; which is killed where the trial is pruned."""
         if self._mlflow is None:
             yield TrialRun()
             return
@@ -86,7 +86,7 @@ class GridRuns:
     They belong to the run that is active in the thread which asks for the fits. Where there is none, neither are they.
 
     Args:
-        fold: Number of the list, which is that of the fold in a `CrossValidator`; None outside of one.
+        fold: Number of the fold in a `CrossValidator`; None outside of one.
     """
 
     def __init__(self, fold: int | None) -> None:
@@ -97,7 +97,7 @@ class GridRuns:
 
     @contextlib.contextmanager
     def run_of(self, place: int) -> Iterator[None]:
-        """Opens the run of the fit with the param map of a place in the list; it is killed where the fit fails."""
+        """Opens the run of the fit with the param map of a place in the list."""
         if self._parent is None:
             yield
             return
@@ -109,7 +109,9 @@ class GridRuns:
 
 @contextlib.contextmanager
 def _ended_run(mlflow: Any, name: str, tags: Mapping[str, Any]) -> Iterator[bool]:
-    """Opens a run in this thread, within the one that is active there; an error kills it.
+    """Opens a run in this thread, within the one that is active there.
+
+    An error makes it one that has failed; it was killed where a trial was pruned, or a user has ended the fit.
 
     Where MLflow does not answer, the user is warned, and what is fitted goes without a run, as the value says.
     """
@@ -118,8 +120,10 @@ def _ended_run(mlflow: Any, name: str, tags: Mapping[str, Any]) -> Iterator[bool
         run = mlflow.start_run(run_name=name, nested=True, tags={tag: str(value) for tag, value in tags.items()})
     try:
         yield run is not None
-    except BaseException:
-        status = "KILLED"
+    except BaseException as error:
+        pruned = getattr(sys.modules.get("optuna"), "TrialPruned", JobCancelledError)
+        was_ended = not isinstance(error, Exception) or isinstance(error, (pruned, JobCancelledError))
+        status = "KILLED" if was_ended else "FAILED"
         raise
     finally:
         if run is not None:
