@@ -220,18 +220,16 @@ def clear_for_overwrite(writer: MLWriter, path: str) -> None:
 def fold_asked_for() -> int | None:
     """Returns the number of the fold, from zero, for which a `CrossValidator` calls ``fitMultiple`` here; else None.
 
-    Seen in PySpark 4.3.0 as `CrossValidator._fit`, whose local ``i`` it is, and which calls `tuning._parallelFitTasks`;
-    the number is told to nobody, and who counts calls cannot know where another validator's begin.
+    Seen in PySpark 4.3.0 as `tuning._parallelFitTasks`, which a `CrossValidator` calls with the number in its local
+    ``i``; that is told to nobody, and who counts calls cannot know where another validator's begin.
     """
     from pyspark.ml import tuning
 
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not tuning._parallelFitTasks.__code__:
         frame = frame.f_back
-    caller = None if frame is None else frame.f_back
-    if caller is None or caller.f_code is not tuning.CrossValidator._fit.__code__:
-        return None
-    number = caller.f_locals.get("i")
+    names = {} if frame is None or frame.f_back is None else frame.f_back.f_locals
+    number = names.get("i") if isinstance(names.get("self"), tuning.CrossValidator) else None
     return number if isinstance(number, int) else None
 
 
