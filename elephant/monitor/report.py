@@ -50,7 +50,7 @@ _LINE_WIDTH, _LINE_HEIGHT, _LABEL_WIDTH = 860, 22, 70
 # More bars of a time line could not be told apart.
 _MOST_BARS = 2000
 # Nobody reads more lines of a table of layers.
-_MOST_LAYERS = 200
+MOST_LAYERS = 200
 # A page of its own has the colors of the browser's theme. There alone the background is known, without which what is
 # scrolled below the first line and the first column of a table would shine through.
 _PAGE_STYLE = """
@@ -418,14 +418,16 @@ def share_html(parts: Mapping[str, tuple[float, str]]) -> str:
     return f'{names}<div class="share">{"".join(bars)}</div>'
 
 
-def layers_table(layers: Sequence[Mapping[str, Any]]) -> str:
+def layers_table(layers: Sequence[Mapping[str, Any]], more: int = 0) -> str:
     """Returns a table with a line for each layer; empty without any.
 
     Args:
         layers: Each with ``name``, ``kind``, ``shape`` of its output, as text, ``params``, and ``trained``, how many of
             these training changes; the numbers are None before they are known.
+        more: Number of layers behind these.
     """
-    shown, rest = layers[:_MOST_LAYERS], len(layers) - _MOST_LAYERS
+    shown = layers[:MOST_LAYERS]
+    rest = len(layers) + more - len(shown)
     # Most models are trained as a whole.
     is_partly = any(layer["trained"] != layer["params"] for layer in shown)
     columns = {"layer": "name", "type": "kind", "output": "shape", "parameters": "params"}

@@ -68,7 +68,8 @@ class FitSummary:
         starts: What ranks did before the first epoch of their process; see `elephant.monitor.rank_times.rank_starts`.
         before: Seconds of what the driver did before it had Spark start tasks, by name; nothing where it is not known.
         layers: A dictionary for each layer of the model: ``name``, ``kind``, ``shape`` of its output, as text,
-            ``params``, and ``trained``, how many of these training changes.
+            ``params``, and ``trained``, how many of these training changes; of a large model the first ones.
+        more_layers: Number of those that are left out.
         attempts: How often ranks that take every step together have begun; `ranks` and `starts` are of the last time.
     """
 
@@ -85,6 +86,7 @@ class FitSummary:
     starts: Sequence[Mapping[str, Any]] = ()
     before: Mapping[str, float] = field(default_factory=dict)
     layers: Sequence[Mapping[str, Any]] = ()
+    more_layers: int = 0
     attempts: int = 1
 
     @classmethod
@@ -121,6 +123,7 @@ class FitSummary:
             state=read.state,
             before=end.get("before", {}),
             layers=begin.get("layers", ()),
+            more_layers=begin.get("more_layers", 0),
         )
 
     @classmethod
@@ -312,7 +315,7 @@ def card(kind: str, summary: FitSummary) -> str:
     names = sorted(curve_names(summary.history), key=lambda name: name != "loss")
     curves = [curve_with_ends(name, summary.history, width=280, height=130) for name in names]
     curves = [curve for curve in curves if curve]
-    ranks, layers, params = len(summary.plan) or len(summary.by_rank), len(summary.layers), len(summary.options)
+    ranks, layers, params = len(summary.plan) or len(summary.by_rank), _num_layers(summary), len(summary.options)
     return card_html(
         kind,
         summary.model,
@@ -327,7 +330,7 @@ def card(kind: str, summary: FitSummary) -> str:
         # A fit shows its curves first.
         folded(
             f"Layers ({layers:,})",
-            layers_table(summary.layers),
+            layers_table(summary.layers, summary.more_layers),
             is_open=not summary.history and layers <= _OPEN_LINES,
         ),
         folded(f"Ranks ({ranks:,})", _ranks_table(summary)),
@@ -350,11 +353,15 @@ def _body(summary: FitSummary) -> str:
         ("Counts", pairs_html(counts)),
         ("Notes", items_html(summary.notes)),
         ("Params", pairs_html(summary.options)),
-        ("Layers", layers_table(summary.layers)),
+        ("Layers", layers_table(summary.layers, summary.more_layers)),
         ("Versions", pairs_html(summary.versions)),
     ]
     shown = "".join(f"<h2>{title}</h2>{part}" for title, part in parts if part)
     return f"{_state(summary)}{_tiles(summary)}{shown}"
+
+
+def _num_layers(summary: FitSummary) -> int:
+    return len(summary.layers) + summary.more_layers
 
 
 def _state(summary: FitSummary) -> str:

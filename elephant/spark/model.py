@@ -22,6 +22,7 @@ from elephant.driver.coordinator import FitResult
 from elephant.errors import ConfigurationError, brief_errors, warn_user
 from elephant.modeling.model_spec import ModelSpec, given_model
 from elephant.monitor.progress import plot_curves
+from elephant.monitor.report import MOST_LAYERS
 from elephant.monitor.summary import FitSummary, card
 from elephant.spark.columns.column_selection import ColumnSelection
 from elephant.spark.evaluate import Evaluation, evaluate_rows
@@ -471,8 +472,9 @@ class KerasModel(Model, ModelParams, SavedStage):
 
 
 def model_facts(spec: ModelSpec) -> dict[str, Any]:
-    """Returns the fields of a summary that are about a model: its words and its layers."""
-    return {"model": spec.title, "layers": [asdict(layer) for layer in spec.info.layers]}
+    """Returns the fields of a summary that are about a model: its words and its layers, as many as a page shows."""
+    layers = [asdict(layer) for layer in spec.info.layers[:MOST_LAYERS]]
+    return {"model": spec.title, "layers": layers, "more_layers": len(spec.info.layers) - len(layers)}
 
 
 def preload_keras(*, ranks_per_task: int = 1) -> None:

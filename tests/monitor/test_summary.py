@@ -227,9 +227,10 @@ def test_events_when_a_fit_has_ended_then_make_the_page_that_its_summary_makes()
     summary = summary_of(
         *(one for one in FIT if isinstance(one, RankEpoch)), history=HISTORY, plan=plan, statistics=counts,
         options={"epochs": "2"}, versions={"keras": "3"}, notes=["GPU 3 is not seen", "callbacks run here"],
-        layers=LAYERS,
+        layers=LAYERS, more_layers=3,
     )  # fmt: skip
-    read = FitSummary.of_events(events_of(*FIT, fitted=SimpleNamespace(summary=summary), layers=LAYERS))
+    read = FitSummary.of_events(events_of(*FIT, fitted=SimpleNamespace(summary=summary), layers=LAYERS, more_layers=3))
+    assert "and 3 more" in page(read)
     # Of infinity JSON knows nothing.
     assert page(read) == page(summary).replace("inf]", "nan]") and read.starts == []
     assert [{**own, "began_s": 0.0} for own in summary.ranks] == read.ranks

@@ -1,6 +1,7 @@
 """What a fitted model and its estimator show of themselves, without Spark."""
 
 import traceback
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import keras
@@ -10,6 +11,7 @@ from keras_reference import regression_model
 
 from elephant import FitListener, KerasEstimator, KerasModel
 from elephant.errors import ConfigurationError, DataError
+from elephant.modeling.model_info import LayerInfo
 from elephant.modeling.model_spec import model_source
 from elephant.monitor.summary import FitSummary
 from elephant.spark import model as spark_model
@@ -67,6 +69,12 @@ def test_estimator_when_its_model_is_not_built_then_is_shown_with_what_is_known(
         assert ["driverCallbacks", "[FitListener]"] in cells
         assert ["<dense>", "Dense", None, None] in cells
         assert f"{built}>" in repr(estimator) and "driverCallbacks=[FitListener]" in repr(estimator)
+
+
+def test_facts_when_a_model_has_many_layers_then_are_of_the_first_and_the_number_of_the_others():
+    layer = LayerInfo(name="a", kind="Dense", shape="", params=1, trained=1)
+    facts = spark_model.model_facts(SimpleNamespace(title="m", info=SimpleNamespace(layers=(layer,) * 3000)))
+    assert (len(facts["layers"]), facts["more_layers"], facts["model"]) == (200, 2800, "m")
 
 
 def test_fitted_model_when_shown_then_tells_epochs_and_last_numbers(fitted):
