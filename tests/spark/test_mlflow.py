@@ -46,19 +46,17 @@ def losses(mlflow, run):
 
 
 @pytest.mark.slow("MLflow imports what it logs by itself, and a fit on Spark")
-def test_mlflow_when_autolog_is_called_then_a_fit_has_one_run_with_its_params_epochs_and_model(spark, mlflow, tmp_path):
+def test_mlflow_when_autolog_is_called_then_a_fit_has_one_run_with_its_params_epochs_and_model(spark, mlflow):
     try:
         # Without MLflow's hook for what Spark reads, which shuts down the server by which the JVM calls streams.
         mlflow.autolog(silent=True, exclude_flavors=["spark"])
-        fitted = estimator().fit(rows(spark), eventsPath=f"file:{tmp_path}/events")
+        fitted = estimator().fit(rows(spark))
     finally:
         mlflow.autolog(disable=True, silent=True)
     # Of the driver, and none of a worker.
     (run,) = mlflow.search_runs(search_all_experiments=True, output_format="list")
     assert (run.info.status, run.data.params["epochs"], run.data.params["numWorkers"]) == ("FINISHED", "3", "2")
     assert losses(mlflow, run) == pytest.approx(dict(enumerate(fitted.history["loss"])))
-    # As `elephant attach` opens it, in whatever folder.
-    assert [run.data.tags["elephant.events"]] == [str(path) for path in (tmp_path / "events").glob("*.jsonl")]
     (model,) = mlflow.search_logged_models(output_format="list")
     assert model.source_run_id == run.info.run_id
     assert mlflow.active_run() is None
