@@ -174,11 +174,17 @@ def is_written_by_jobs(session: SparkSession, path: str) -> bool:
 
 
 def qualified(session: SparkSession, path: str) -> str:
-    """Returns a path of `write_file` with its file system, as it leads there from elsewhere; as it is, if unknown."""
+    """Returns a path of `write_file` with its file system, as it leads there from elsewhere; as it is, if unknown.
+
+    Raises:
+        OSError: Hadoop cannot open the file system.
+    """
     context: Any = jvm_context(session)
-    if context is None or mounted_here(path) is not None or is_mounted(path) or not hadoop_knows(session, path):
+    if context is None or mounted_here(path) is not None or is_mounted(path):
         return path
     with _as_os_errors():
+        if not hadoop_knows(session, path):
+            return path
         place = jvm_of(context).org.apache.hadoop.fs.Path(spark_form(path))
         system = place.getFileSystem(java_context(context).hadoopConfiguration())
         return str(system.makeQualified(place).toString())

@@ -65,6 +65,9 @@ def test_checkpoints_when_on_a_file_system_of_hadoop_then_are_kept_read_and_remo
     assert qualified(spark, "/fits/fit.jsonl") == "file:/fits/fit.jsonl"
     assert qualified(spark, "fits/fit.jsonl") == f"file:{os.getcwd()}/fits/fit.jsonl"
     assert qualified(spark, "memory://fits/fit.jsonl") == "memory://fits/fit.jsonl"
+    configuration.set("fs.broken.impl", "no.such.Class")
+    with pytest.raises(OSError, match="no.such.Class"):
+        qualified(spark, "broken://fits/fit.jsonl")
 
 
 # Rank 0 has no JVM: its files go through what its Python knows, and the driver's through Hadoop.
