@@ -55,6 +55,12 @@ Detected at node compile_loss/mse/sub defined at (most recent call last):
   File "/venv/lib/python3.11/site-packages/keras/src/backend/tensorflow/trainer.py", line 81, in train_step
     gradients = tape.gradient(loss, trainable_weights)
 
+  File "/venv/lib/python3.11/site-packages/our_layers/keras/scale.py", line 5, in call
+    return x * self.scale
+
+  File "/opt/dist-packages/tensorflow/python/framework/ops.py", line 9, in wrapped
+    return run()
+
 Incompatible shapes: [16] vs. [16,3]"""
 
 
@@ -68,6 +74,8 @@ def test_worker_error_when_tensorflow_says_where_a_node_was_made_then_shows_the_
         "Detected at node compile_loss/mse/sub defined at (most recent call last):",
         '  File "/home/me/train.py", line 3, in call',
         "    return x @ y",
+        '  File "/venv/lib/python3.11/site-packages/our_layers/keras/scale.py", line 5, in call',
+        "    return x * self.scale",
         "Incompatible shapes: [16] vs. [16,3]",
     ]
     assert str(as_error(failure)).count("Incompatible") == 1

@@ -55,6 +55,8 @@ _DYING_MS = 1000
 _FILTER = os.path.join("keras", "src", "utils", "traceback_utils.py")
 _GRAPH_ERROR = "Graph execution error:"
 _GRAPH_FRAME = re.compile(r'  File "([^"\n]+)", line \d+, in [^\n]+\n(?:    [^\n]+\n)?\n?')
+# What users have installed, too, is code of theirs.
+_LIBRARY = re.compile(r"[/\\](?:tensorflow[/\\]python|keras[/\\]src)[/\\]")
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
 
 
@@ -256,7 +258,7 @@ def _without_graph_frames(text: str) -> str:
 
 
 def _if_own(frame: re.Match[str]) -> str:
-    is_library = frame[1].startswith((_PACKAGE, "<frozen")) or "site-packages" in frame[1]
+    is_library = frame[1].startswith((_PACKAGE, "<frozen")) or _LIBRARY.search(frame[1])
     return "" if is_library else frame[0]
 
 
