@@ -48,7 +48,7 @@ SHORTEST_S = 0.05
 Bar = tuple[float, str, str]
 _LINE_WIDTH, _LINE_HEIGHT, _LABEL_WIDTH = 860, 22, 70
 # More bars of a time line could not be told apart.
-_MOST_BARS = 2000
+MOST_BARS = 2000
 # Nobody reads more lines of a table of layers.
 MOST_LAYERS = 200
 # A page of its own has the colors of the browser's theme. There alone the background is known, without which what is
@@ -268,6 +268,7 @@ def timeline_svg(
     parts_s: Mapping[str, float] | None = None,
     *,
     width: int = _LINE_WIDTH,
+    most_bars: int = MOST_BARS,
 ) -> str:
     """Returns a line for the fit, and one for each rank below, from left to right as time went; empty without ranks.
 
@@ -277,12 +278,13 @@ def timeline_svg(
             rank follow one another, and there is no line for the fit.
         parts_s: Parts of the fit's seconds; see `elephant.monitor.summary.FitSummary.parts_s`.
         width: Pixels.
+        most_bars: Bars of epochs of all ranks; where there would be more, epochs that follow each other share theirs.
     """
     parts = sorted(ranks, key=lambda part: (part["rank"], part["epoch"]))
     by_rank = {rank: list(own) for rank, own in groupby(parts, key=lambda part: part["rank"])}
     if not sum(part["seconds"] for part in parts):
         return ""
-    together = -(-len(PARTS) * len(ranks) // _MOST_BARS)
+    together = -(-len(PARTS) * len(ranks) // most_bars)
     lines = []
     for rank, own in by_rank.items():
         groups = [

@@ -18,6 +18,7 @@ from elephant.monitor.progress import curve_names
 from elephant.monitor.rank_times import rank_starts, rank_times, sums_by_rank
 from elephant.monitor.record import FitRecord, is_one_stage
 from elephant.monitor.report import (
+    MOST_BARS,
     PARTS,
     TRAINING,
     VALIDATION,
@@ -46,6 +47,8 @@ _SHOWN = 60
 _PLACE = ("host", "device")
 # Parts of a card that have more than so many curves, or lines, are folded at first.
 _OPEN_CURVES, _OPEN_LINES = 3, 12
+# Each cell of a notebook's file that shows a card keeps it.
+_CARD_BARS = 400
 _PREPARING, _PREFLIGHT, _UNTIL_TASKS = "preparing on the driver", "pre-flight", "until tasks began"
 _EARLIER = "earlier attempts"
 
@@ -334,7 +337,7 @@ def card(kind: str, summary: FitSummary) -> str:
             is_open=not summary.history and layers <= _OPEN_LINES,
         ),
         folded(f"Ranks ({ranks:,})", _ranks_table(summary)),
-        folded("Time line", _timeline(summary)),
+        folded("Time line", _timeline(summary, _CARD_BARS)),
         folded(f"Notes ({len(summary.notes)})", items_html(summary.notes)),
     )
 
@@ -379,8 +382,8 @@ def _shares(summary: FitSummary) -> str:
     return share_html(parts_with_colors(summary.parts_s))
 
 
-def _timeline(summary: FitSummary) -> str:
-    timeline = timeline_svg(summary.ranks, summary.starts, summary.parts_s)
+def _timeline(summary: FitSummary, most_bars: int = MOST_BARS) -> str:
+    timeline = timeline_svg(summary.ranks, summary.starts, summary.parts_s, most_bars=most_bars)
     return timeline and f"{legend(timeline_colors(summary.parts_s))}{scrolling(timeline, 'line')}"
 
 

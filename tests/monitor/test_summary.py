@@ -164,6 +164,9 @@ def test_time_line_when_drawn_then_each_rank_has_a_line_of_its_seconds():
     many = [event(rank, epoch) for epoch in range(500) for rank in range(4)]
     few = list(ElementTree.fromstring(timeline_svg(summary_of(*many).ranks)).iter(f"{SVG}rect"))
     assert len(few) <= 2000
+    # A notebook keeps a card in each of its cells that shows one; a page of its own has all.
+    sizes = [len(made(summary_of(*many))) for made in (lambda of: card("KerasModel", of), page)]
+    assert sizes[0] < 120_000 < sizes[1]
     assert timeline_svg([]) == ""
 
 
