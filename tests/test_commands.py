@@ -52,6 +52,7 @@ _NOT_RUN = {
     ("docs/tutorials/index.md", 0): "pip needs a registry",
     ("docs/yarn.md", 0): "pip needs a registry",
     ("docs/yarn.md", 1): "needs YARN and S3; tests/yarn submits the job to a YARN of its own",
+    ("docs/yarn.md", 2): "needs YARN, S3 and Delta's jars; tests/yarn submits the job to a YARN of its own",
     ("spark_jobs/README.md", 0): "needs HDFS; tests/spark_jobs submits these jobs to a cluster of its own",
     ("spark_jobs/README.md", 1): "stands for the block above; tests/spark_jobs submits a job with a job file",
     ("spark_jobs/README.md", 2): "needs HDFS; tests/spark_jobs submits the job to a cluster of its own",
