@@ -10,6 +10,7 @@ from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
 
 import elephant
 from elephant import KerasEstimator
+from elephant.cli.event_file import find_events
 from elephant.errors import JobCancelledError
 from elephant.spark.tuning.trial_runs import GridRuns, TrialRuns
 
@@ -63,15 +64,18 @@ def test_mlflow_when_autolog_is_called_then_a_fit_has_one_run_with_its_params_ep
 
 
 def test_mlflow_when_its_callback_is_among_the_callbacks_then_logs_to_the_users_run_alone_and_no_number_twice(
-    spark, mlflow
+    spark, mlflow, tmp_path
 ):
     with mlflow.start_run() as active:
-        fitted = estimator(callbacks=[mlflow.keras.MlflowCallback()]).fit(rows(spark))
+        callbacks, events = [mlflow.keras.MlflowCallback()], str(tmp_path / "fits")
+        fitted = estimator(callbacks=callbacks, eventsPath=events).fit(rows(spark))
     (run,) = mlflow.search_runs(search_all_experiments=True, output_format="list")
     assert run.info.run_id == active.info.run_id
     assert run.data.params["optimizer_learning_rate"].startswith("0.0") and run.data.params["epochs"] == "3"
     assert "Dense" in mlflow.artifacts.load_text(f"runs:/{run.info.run_id}/model_summary.txt")
     assert losses(mlflow, run) == pytest.approx(dict(enumerate(fitted.history["loss"])))
+    # Without its scheme, a path is on Spark's default file system, which another machine does not know.
+    assert run.data.tags["elephant.events"] == f"file:{find_events(events).path}"
     # MLflow's file store has those of the model's step, the last one, once more.
     assert [one.step for one in history_of(mlflow, run) if one.step < 2] == [0, 1]
 
