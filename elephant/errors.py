@@ -37,6 +37,7 @@ import difflib
 import errno
 import functools
 import os
+import re
 import sys
 import sysconfig
 import warnings
@@ -52,7 +53,10 @@ with contextlib.suppress(ImportError):
 SITE = "https://elephant-spark.github.io/elephant/"
 # Of a process that the system, or somebody, has ended: its output says nothing of it.
 KILLED = "was killed (signal 9)"
-_FEW_LINES = 3
+_FEW_LINES, _ERROR_LINES = 3, 9
+# Of output, lines that may say why; and what TensorFlow prints where all is well.
+_ERROR_LINE = re.compile(r"error|fatal|failed|exception|out of memory|no space left|CUDA_", re.IGNORECASE)
+_NO_ERROR = re.compile(r"Unable to register cu|failed call to cuInit|0 errors", re.IGNORECASE)
 # Set to anything, it has elephant show every frame of its errors, and Spark's own.
 FULL_TRACEBACK = "ELEPHANT_FULL_TRACEBACK"
 _INSTALLED = ("<frozen", *{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
@@ -218,11 +222,17 @@ class WorkerFailure(TrainingError):  # noqa: N818  (what happened to one rank)
 
 
 def _end_of_output(log_tail: str, rank: int, *, of_little_use: bool) -> str:
-    """Returns the part of a message with the last lines of a process: a few where something else says more."""
+    """Returns the part of a message with the last lines of a process.
+
+    Where something else says more, these are a few, below earlier ones that look like errors: those of libraries tell
+    causes, and other lines follow them.
+    """
     lines = log_tail.rstrip().splitlines()
     if not of_little_use or len(lines) <= _FEW_LINES:
         return "\n".join([f"Last lines of rank {rank}'s training process:", *lines])
-    return "\n".join([f"Last lines of rank {rank}'s training process (more in log_tail):", *lines[-_FEW_LINES:]])
+    earlier = [line for line in lines[:-_FEW_LINES] if _ERROR_LINE.search(line) and not _NO_ERROR.search(line)]
+    shown = [*earlier[-_ERROR_LINES:], *lines[-_FEW_LINES:]]
+    return "\n".join([f"Last lines of rank {rank}'s training process (more in log_tail):", *shown])
 
 
 def _rebuild_worker_failure(summary: str, about: dict[str, Any]) -> WorkerFailure:

@@ -32,11 +32,17 @@ def test_worker_error_when_its_text_is_a_page_then_the_traceback_does_not_end_in
     assert error.traceback.endswith(f"{page}\n")
 
 
-def test_worker_error_when_a_traceback_or_a_kill_says_more_then_shows_the_last_three_lines_of_its_output():
+def test_worker_error_when_a_traceback_or_a_kill_says_more_then_shows_errors_and_the_last_three_lines_of_its_output():
     output = "\n".join(map(str, range(30)))
     for about in ({"summary": "ValueError: no", "traceback": "File x"}, {"summary": exit_text(-9)}):
         error = errors.WorkerFailure(**about, rank=3, host="h", log_tail=output)
         assert str(error).endswith("training process (more in log_tail):\n27\n28\n29") and error.log_tail == output
+    # The cause that a library has printed stands above them.
+    causes = [f"E0000 blas.cc:{line}] failed to create handle: CUDA_ERROR_OUT_OF_MEMORY" for line in range(11)]
+    noise = ["E0000 fft.cc:1] Unable to register cuFFT factory", "I0000 all is well"]
+    printed = "\n".join([*causes, *noise, "27", "28", "29"])
+    error = errors.WorkerFailure("InternalError: no", rank=3, host="h", traceback="File x", log_tail=printed)
+    assert str(error).splitlines()[-12:] == [*causes[2:], "27", "28", "29"]
     crash = errors.WorkerFailure(exit_text(-11), rank=3, host="h", log_tail=output)
     assert str(crash).endswith(f"training process:\n{output}")
 
