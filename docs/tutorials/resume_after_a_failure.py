@@ -88,7 +88,7 @@ for path in sorted((folder / "undisturbed").iterdir()):
 # It does so once, and then leaves the file `marker`. It has to run on the workers, and a callback with a batch method
 # does: so it has an empty `on_train_batch_begin`.
 #
-# `maxRestarts=1` allows one new start, from the last checkpoint.
+# `maxRestarts=1` allows one new start of what was lost, from the last state of the fit.
 
 
 # %%

@@ -2,7 +2,7 @@
 # # Text
 #
 # You have a column of sentences, and want a model that takes them as they are. Here it learns to say whether they
-# praise or complain. Its vocabulary is inside, so that it is saved, and asked, as one thing.
+# praise or complain. Its vocabulary is a part of it: one file has all that a prediction needs.
 #
 # It takes one to two minutes on two cores. [What you need](index.md#what-you-need).
 #

@@ -160,7 +160,7 @@ def check_dynamic_allocation(
             "cluster), when the application starts; or train with numWorkers=(least, most), aggregation='server' or "
             "mode='asynchronous', which run with it."
         )
-        expected = f"{DYNAMIC_ALLOCATION}=false: Spark refuses a barrier stage otherwise"
+        expected = f"{DYNAMIC_ALLOCATION}=false: all workers of a fixed number need their slots at once"
         return check_result(
             name, FAILURE, expected=expected, received="true", remedy=remedy, topic="dynamic-allocation"
         )
