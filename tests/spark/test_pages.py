@@ -331,6 +331,10 @@ def for_serving(spark, folder, frame, names):
     return {"pixels": np.ones((1, 8), "float32")}
 
 
+def for_troubleshooting(spark, folder, frame, names):
+    return {"df": spark.createDataFrame([("a", "1.5"), ("b", "2")], "kind string, price string")}
+
+
 _HERE = {
     "callbacks": for_callbacks,
     "compression": for_compression,
@@ -344,5 +348,6 @@ _HERE = {
     "progress": for_progress,
     "rdds": for_rdds,
     "serving": for_serving,
+    "troubleshooting": for_troubleshooting,
     "tuning": lambda *given: {"build_model": lambda units: classifier(8, classes=units)},
 }
