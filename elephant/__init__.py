@@ -96,7 +96,7 @@ def __getattr__(name: str) -> Any:
             raise ModuleNotFoundError(
                 f"elephant.{name}: expected {missing} to be installed. Received: {error}. Run pip install "
                 f"'elephant-spark[{extra}]', or pip install 'elephant-spark[local]', which brings Spark, "
-                f"TensorFlow and a Java runtime.\nSee {help_url('no-spark-or-tensorflow-on-the-driver')}",
+                f"TensorFlow and a Java runtime.\nSee {help_url('no-spark-or-backend-on-the-driver')}",
                 name=error.name,
             ) from None
     if name == "collective":

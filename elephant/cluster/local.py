@@ -123,7 +123,7 @@ def local_session(
     except ImportError as error:
         raise ClusterError(
             f"PySpark cannot be imported ({error}): install it with pip install 'elephant-spark[local]'.",
-            topic="no-spark-or-tensorflow-on-the-driver",
+            topic="no-spark-or-backend-on-the-driver",
         ) from error
     if running is not None:
         raise ClusterError(

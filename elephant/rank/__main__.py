@@ -29,6 +29,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
+from elephant.backends import BACKENDS
 from elephant.errors import kind_of, text_of, topic_of
 from elephant.monitor.events import RankFailure
 from elephant.monitor.trace import PROCESS
@@ -56,7 +57,8 @@ _FILTER = os.path.join("keras", "src", "utils", "traceback_utils.py")
 _GRAPH_ERROR = "Graph execution error:"
 _GRAPH_FRAME = re.compile(r'  File "([^"\n]+)", line \d+, in [^\n]+\n(?:    [^\n]+\n)?\n?')
 # What users have installed, too, is code of theirs.
-_LIBRARY = re.compile(r"[/\\](?:tensorflow[/\\]python|keras[/\\]src)[/\\]")
+_LIBRARIES = "|".join(["keras", *(name for backend in BACKENDS.values() for name in backend.packages)])
+_LIBRARY = re.compile(rf"[/\\](?:{_LIBRARIES})[/\\](?:python|src)[/\\]")
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
 
 

@@ -18,8 +18,8 @@ EXACTLY = {
     *log_levels("2"),
     *(name for backend in BACKENDS.values() for name in (*backend.environment(1), *backend.program_layers)),
 }
-# A mode of Keras' lookup layers: term frequency, inverse document frequency. And a format of files.
-OTHERS = {"tf_idf", "TFRecord"}
+# A mode of Keras' lookup layers: term frequency, inverse document frequency. A format of files. A package of Neptune's.
+OTHERS = {"tf_idf", "TFRecord", "neptune_tensorflow_keras"}
 # Modules of backends that name several: the list of them, and the private names that Keras has for what is theirs.
 SHARED = ("__init__.py", "keras_private.py")
 # Where a framework is named that Keras may compute without.

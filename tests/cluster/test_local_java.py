@@ -13,8 +13,8 @@ import pytest
 from screen import assert_brief
 
 from elephant.cluster import local
-from elephant.cluster.local import VECTOR_MODULE_ARGUMENT, ensure_java, local_session
-from elephant.errors import ClusterError
+from elephant.cluster.local import VECTOR_MODULE_ARGUMENT, ensure_java
+from elephant.errors import ClusterError, brief_errors
 
 MakeJava = Callable[..., Path]
 
@@ -125,7 +125,8 @@ def test_ensure_java_where_all_are_unsuitable_names_each_and_the_remedy(
 @pytest.mark.usefixtures("no_wheel")
 def test_ensure_java_where_there_is_none_says_what_to_install() -> None:
     with pytest.raises(ClusterError) as failure:
-        local_session()
+        # As users get it of `local_session`, which another session of this process would refuse first.
+        brief_errors(ensure_java)()
     assert_brief(
         failure.value,
         cause=r"Spark needs Java 17( to \d+| or newer), but there is none here: set JAVA_HOME to one",

@@ -111,8 +111,8 @@ except elephant.errors.ClusterError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    first, second = done.stdout.splitlines()
-    assert first == "[1]"
+    first, second, address = done.stdout.splitlines()
+    assert first == "[1]" and address.startswith("See https://")
     assert second.startswith("num_workers=2: expected PySpark") and "pip install 'elephant-spark[local]'" in second
 
 
