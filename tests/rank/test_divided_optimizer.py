@@ -167,6 +167,7 @@ def test_fit_when_ranks_are_on_several_hosts_then_has_the_same_bits(rank_pool, c
     assert_same_bits(divided.variables, whole.variables)
 
 
+@pytest.mark.slow("four fits of two and three ranks; others of this file hold the bits")
 def test_fit_when_the_optimizer_is_divided_then_each_rank_has_a_part_of_the_bytes(rank_pool, tmp_path):
     job = job_for(model_of(layers=deep_layers), callbacks=[Slots(tmp_path)], **OPTIONS)
     weights = [1120, *[6560] * 5, 164]
