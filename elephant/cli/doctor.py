@@ -38,7 +38,7 @@ from elephant.cluster.checks.preflight import Requirements, check_session
 from elephant.cluster.checks.registry import FAILURE, OK, UNKNOWN, CheckResult, Phase, check_result, run_phase
 from elephant.cluster.executors import awaited_slots, count_slots, running_executors
 from elephant.cluster.gpu_plan import ResourceRequest
-from elephant.cluster.session import is_local, is_remote, jvm_context, ports_of, session_settings
+from elephant.cluster.session import is_local, is_remote, jvm_context, session_settings
 from elephant.config import Timeouts
 from elephant.errors import ConfigurationError, NetworkError, short_text
 from elephant.options import OPTION
@@ -255,16 +255,14 @@ class ClusterExamination:
     def executors(self) -> list[CheckResult]:
         """Checks the executors' facts, and whether they reach the driver."""
         from elephant.cluster.addresses import driver_addresses
-        from elephant.cluster.reachability import ReachabilityProbe, connect_back_function
+        from elephant.cluster.reachability import probe_of
 
         host = "" if is_remote(self._session) else self._settings.get("spark.driver.host", "")
         with contextlib.ExitStack() as closing:
             addresses, problem, needed, place, connect_back = ("", ""), "", True, "", None
             try:
-                addresses = advertised, bind = driver_addresses(self._session)
-                probe = closing.enter_context(ReachabilityProbe(bind, advertised, ports_of(None, self._settings)))
-                connect_back = connect_back_function(probe.address, probe.token, _PROBE_S)
-                place = f"{probe.address[0]}:{probe.address[1]}"
+                addresses = driver_addresses(self._session)
+                place, connect_back = closing.enter_context(probe_of(self._session, _PROBE_S))
             except Exception as error:
                 # Any other error than that of the network would end a fit as well.
                 problem, needed = (

@@ -101,6 +101,21 @@ def connect_back_function(address: Address, token: bytes, timeout_s: float) -> C
 
 
 @contextlib.contextmanager
+def probe_of(session: SparkSession, timeout_s: float) -> Iterator[tuple[str, Callable[[], str]]]:
+    """Listens on the driver of a session until the block ends.
+
+    Yields:
+        The place that executors connect to, and the function with which they do, in so many seconds.
+
+    Raises:
+        NetworkError: The driver has no address for executors, or cannot listen on it.
+    """
+    advertised, bind = driver_addresses(session)
+    with ReachabilityProbe(bind, advertised, ports_of(None, session_settings(session))) as probe:
+        yield name_of(probe.address), connect_back_function(probe.address, probe.token, timeout_s)
+
+
+@contextlib.contextmanager
 def way_to_driver(session: SparkSession) -> Iterator[tuple[str, Callable[[], str] | None]]:
     """Listens on the driver of a classic session, whose fits executors have to reach, until the block ends.
 
@@ -114,9 +129,5 @@ def way_to_driver(session: SparkSession) -> Iterator[tuple[str, Callable[[], str
     with contextlib.ExitStack() as closing:
         place, connect_back = "", None
         with contextlib.suppress(NetworkError):
-            advertised, bind = driver_addresses(session)
-            probe = closing.enter_context(
-                ReachabilityProbe(bind, advertised, ports_of(None, session_settings(session)))
-            )
-            place, connect_back = name_of(probe.address), connect_back_function(probe.address, probe.token, _CONNECT_S)
+            place, connect_back = closing.enter_context(probe_of(session, _CONNECT_S))
         yield place, connect_back

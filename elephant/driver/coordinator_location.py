@@ -8,6 +8,7 @@ job tries to come to it; what came of it holds as long as the session.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import weakref
@@ -16,10 +17,9 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from elephant.checkpoint.manager import CheckpointSink
-from elephant.cluster.addresses import driver_addresses
 from elephant.cluster.checks.executor_facts import ask_executors
-from elephant.cluster.reachability import COORDINATOR, EXECUTORS, ReachabilityProbe, connect_back_function
-from elephant.cluster.session import is_remote, ports_of, session_settings, setting
+from elephant.cluster.reachability import COORDINATOR, EXECUTORS, probe_of
+from elephant.cluster.session import is_remote, setting
 from elephant.cluster.spark_job import end_attempt
 from elephant.driver.coordinator import Coordinator
 from elephant.driver.launcher import RankJob, SparkBarrierLauncher, SparkRestartableLauncher
@@ -28,7 +28,6 @@ from elephant.driver.replay import attempt_beside_rank_0
 from elephant.driver.run_ranks import RestartsOfTasks, RunAttempt, Turns, attempt_here
 from elephant.errors import ConfigurationError, NetworkError, first_line
 from elephant.monitor.progress import Progress
-from elephant.net.addresses import name_of
 from elephant.task.specs import CoordinatorSpec, TaskSpec
 
 if TYPE_CHECKING:
@@ -98,20 +97,17 @@ def is_reached(session: SparkSession) -> bool | None:
 
     None says that no slot was free for that task in time, or that it failed, which the look at the cluster explains.
     """
-    try:
-        advertised, bind = driver_addresses(session)
-        probe = ReachabilityProbe(bind, advertised, ports_of(None, session_settings(session)))
-    except NetworkError as error:
-        logger.info("this client has no address for executors: %s", error)
-        return False
-    with probe:
-        connect_back = connect_back_function(probe.address, probe.token, _PROBE_S)
+    with contextlib.ExitStack() as closing:
+        try:
+            place, connect_back = closing.enter_context(probe_of(session, _PROBE_S))
+        except NetworkError as error:
+            logger.info("this client has no address for executors: %s", error)
+            return False
         try:
             (hindrance,) = ask_executors(session, connect_back, tasks=1, timeout_s=_ANSWER_S)
         except Exception as error:
             logger.info("no executor has tried whether it reaches this client: %s", first_line(error))
             return None
-    place = name_of(probe.address)
     logger.info("executors %s", f"do not reach this client at {place}: {hindrance}" if hindrance else f"reach {place}")
     return not hindrance
 

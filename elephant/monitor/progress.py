@@ -49,6 +49,7 @@ _SAME_WITHIN_S = 2.0
 _MOST_REMEMBERED = 1000
 # A stream whose lines cannot be written over is told what a fit waits for from so many seconds on.
 _QUIET_START_S = 10.0
+_SILENT_S = 1.0
 
 
 def save_curves(history: Mapping[str, Sequence[float]], path: str | Path) -> Path:
@@ -162,6 +163,7 @@ class Progress:
         self._warns_of_loss = True
         # When the wait for ranks began that there is now, and what was said of it.
         self._waits_since: float | None = None
+        self._silent_until = 0.0
         self._awaited: set[str] = set()
         self._checkpoint: StateSaved | None = None
 
@@ -234,6 +236,11 @@ class Progress:
                 nothing where a fit waits for nothing.
         """
         now = time.monotonic()
+        if not text and self._waits_since is None:
+            # Said at each turn of a fit's driver: that it is there need not be shown as often.
+            if now < self._silent_until:
+                return
+            self._silent_until = now + _SILENT_S
         if not text or self._waits_since is None:
             self._waits_since = now if text else None
         self.show(Awaited(text=text, seconds=0 if self._waits_since is None else int(now - self._waits_since)))
