@@ -99,7 +99,9 @@ class Watched:
         # Notes that follow from what ranks have told: the file has them as well.
         self._own_notes: list[str] = []
         self._has_checkpoints = False
-        self._begun = ""
+        self._begun = self._output = ""
+        self._end: Mapping[str, Any] | None = None
+        self._saved: Mapping[str, Any] = {}
         self.offset = 0
         self.last_time = 0.0
 
@@ -111,7 +113,7 @@ class Watched:
         self._closing.close()
 
     def take(self, content: bytes) -> bool:
-        """Shows what is new in the file, of which this is from `offset` on; returns whether the fit has ended.
+        """Shows what is new in the file, of which this is from `offset` on; returns whether no more is to come.
 
         Raises:
             ConfigurationError: There are no events of a fit.
@@ -128,7 +130,12 @@ class Watched:
             self._show_moment(told[num_lasting:])
         self._lines += lines[:num_lasting]
         self.offset += sum(map(len, lines[:num_lasting]))
-        return bool(num_lasting) and told[num_lasting - 1][0]["event"] == "fit_end"
+        if self._end is None or self._progress is None:
+            return False
+        is_over = bool(self._end["error"] or self._saved or not self._output)
+        if not is_over:
+            self._progress.note(f"the fit has ended well, and its job saves the model at {self._output}")
+        return is_over
 
     def _parsed(self, lines: Iterable[bytes]) -> list[tuple[dict[str, Any], Event | None]]:
         told: list[tuple[dict[str, Any], Event | None]] = []
@@ -152,7 +159,11 @@ class Watched:
             self._begin(line)
             return
         self._has_checkpoints = self._has_checkpoints or line["event"] == "checkpoint"
-        if isinstance(event, RunNote) and event.text in self._own_notes:
+        if line["event"] == "fit_end":
+            self._end = line
+        elif line["event"] == "model_saved":
+            self._saved = line
+        elif isinstance(event, RunNote) and event.text in self._own_notes:
             self._own_notes.remove(event.text)
         elif isinstance(event, WorkersChanged):
             self._progress.expect(event.workers)
@@ -173,7 +184,7 @@ class Watched:
         self._show(*told[-1])
 
     def _begin(self, line: Mapping[str, Any]) -> None:
-        self._params = line["params"]
+        self._params, self._output = line["params"], line.get("output", "")
         progress = Progress(
             num_workers=line.get("ranks", 0),
             epochs=self._params.get("epochs", 0),
@@ -200,16 +211,20 @@ class Watched:
         path = self._params.get("checkpointPath")
         kept = "" if path is None else f"its checkpoints are in {path}: elephant checkpoints {path} lists them"
         logged = self._run_id and f"MLflow, where it logs models, has it as runs:/{self._run_id}/model"
-        if summary.state:
-            sys.stderr.write(f"{NAME}: {summary.state}{f'; {kept}' if kept and self._has_checkpoints else ''}\n")
+        problem = summary.state
+        if self._saved.get("error"):
+            problem = f"This fit has ended well, and its model is not at {self._output}: {self._saved['error']}"
+        if problem:
+            sys.stderr.write(f"{NAME}: {problem}{f'; {kept}' if kept and self._has_checkpoints else ''}\n")
             return 1
+        place = f"at {self._output}" if self._output else "with the program that has called fit"
         epochs = max(map(len, summary.history.values()), default=0)
         said = [
             f"the fit that began at {self._begun} has ended well after {summary.seconds:.1f} s: {epochs:,} epochs, "
             f"{len(summary.plan):,} ranks, {summary.rows_per_s:,.0f} rows/s",
             *(f"  {seconds:8.1f} s {name}" for name, seconds in summary.parts_s.items() if seconds >= SHORTEST_S),
             *(f"advice: {text}" for text in summary.advice),
-            "; ".join(filter(None, ["its model is with the program that has called fit", logged, kept])),
+            "; ".join(filter(None, [f"its model is {place}", logged, kept])),
         ]
         sys.stdout.write("\n".join(said) + "\n")
         sys.stdout.flush()

@@ -12,6 +12,7 @@ from elephant.jobs.output import Output
 from elephant.jobs.settings import RESUME, TRAIN, settings_of
 from elephant.jobs.submission import JobKind, layered, read_saved_settings, require_one, saved_settings
 from elephant.kinds import is_reference
+from elephant.monitor.listeners import saving_model_at
 from elephant.options import key_of
 from elephant.spark.hadoop_files import checkpoint_folder
 
@@ -158,14 +159,15 @@ def train(session: SparkSession, settings: Mapping[str, Any]) -> dict[str, list[
     estimator = estimator_of(settings)
     rows = read_rows(session, settings)
     output.require_writable()
-    with contextlib.ExitStack() as keeping:
-        if "checkpointPath" in settings:
-            # A fit that is refused must not leave its settings beside the checkpoints of another one.
-            open_checkpoints(session, fit_config(estimator))
-            keeping.enter_context(keeping_job(session, settings))
-        fitted = estimator.fit(cast("DataFrame", rows))
-    with output.staged() as path:
-        fitted.write().save(path)
+    with saving_model_at(output.path):
+        with contextlib.ExitStack() as keeping:
+            if "checkpointPath" in settings:
+                # A fit that is refused must not leave its settings beside the checkpoints of another one.
+                open_checkpoints(session, fit_config(estimator))
+                keeping.enter_context(keeping_job(session, settings))
+            fitted = estimator.fit(cast("DataFrame", rows))
+        with output.staged() as path:
+            fitted.write().save(path)
     return fitted.history
 
 

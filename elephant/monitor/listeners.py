@@ -10,7 +10,8 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from operator import methodcaller
 from typing import Any
 
@@ -170,6 +171,52 @@ class Listeners:
                 )
 
 
+class ModelOutput:
+    """Place where the program of a fit saves its model, once the fit has ended.
+
+    Args:
+        path: As the program was given it.
+
+    Attributes:
+        files: Event files of the fits that have ended well, and whose model is being saved.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.files: list[EventFile] = []
+
+
+# That of the program that fits in this thread, where it has one.
+_output: ContextVar[ModelOutput | None] = ContextVar("_output", default=None)
+
+
+@contextlib.contextmanager
+def saving_model_at(path: str) -> Iterator[None]:
+    """Has the files of events of the fits in its block say where the block saves the model, and whether it has.
+
+    Args:
+        path: Where it does.
+
+    Examples:
+        >>> with saving_model_at("s3://bucket/model"):
+        ...     pass  # fit, and save
+    """
+    output = ModelOutput(path)
+    token = _output.set(output)
+    error: BaseException | None = None
+    try:
+        yield
+    except BaseException as problem:
+        error = problem
+        raise
+    finally:
+        _output.reset(token)
+        for file in output.files:
+            # The model is there, or its error goes on.
+            with contextlib.suppress(Exception):
+                file.model_saved(path, error)
+
+
 class EventFile(Recorder):
     """Writes a line of JSON for each event of a fit.
 
@@ -189,7 +236,8 @@ class EventFile(Recorder):
         self, write: Callable[[bytes], None], facts: Mapping[str, Any] | None = None, *, has_moments: bool = True
     ) -> None:
         self._write = write
-        self._facts = facts or {}
+        self._output = _output.get()
+        self._facts = {**(facts or {}), **({} if self._output is None else {"output": self._output.path})}
         self._has_moments = has_moments
         self._lines = b""
         self._resting_until = self._next_moment = 0.0
@@ -255,9 +303,24 @@ class EventFile(Recorder):
         about = None if fitted is None else fitted.summary
         parts = ("seconds", "history", "statistics", "before")
         more = {} if about is None else {name: getattr(about, name) for name in parts}
-        text = None if error is None else ": ".join(filter(None, [type(error).__name__, str(error)]))
-        self._add("fit_end", error=text, **more)
+        self._add("fit_end", error=_in_words(error), **more)
         self._save(is_edge=True)
+        if self._output is not None and error is None:
+            self._output.files.append(self)
+
+    def model_saved(self, path: str, error: BaseException | None) -> None:
+        """The program of the fit has saved the model, or has failed to.
+
+        Args:
+            path: Where.
+            error: Why it is not there; None where it is.
+        """
+        self._add("model_saved", path=path, error=_in_words(error))
+        self._save(is_edge=True)
+
+
+def _in_words(error: BaseException | None) -> str | None:
+    return None if error is None else ": ".join(filter(None, [type(error).__name__, str(error)]))
 
 
 def _line(event: str, **fields: Any) -> bytes:

@@ -1,5 +1,6 @@
 """``elephant attach``: what it shows of a fit that is told line by line, how it ends, and its exit codes."""
 
+import contextlib
 import io
 import json
 import os
@@ -15,11 +16,14 @@ from elephant.cli.event_file import find_events
 from elephant.cli.main import main
 from elephant.monitor import listeners
 from elephant.monitor.events import Awaited, EpochEnded, RankEpoch, RunNote, Started, StateSaved, StepEnded
-from elephant.monitor.listeners import EventFile, Listeners
+from elephant.monitor.listeners import EventFile, Listeners, saving_model_at
 
 PARAMS = {"epochs": 3, "mode": "synchronous", "checkpointPath": "s3://bucket/kept"}
 FACTS = {"model": "Sequential 'digits'", "ranks": 2, "waits_for_all": True}
 NOTE = "epoch 2: others wait 40% of their time for rank 1 (h): 1.8 times the time per row, 1,000 rows"
+
+SUMMARY = SimpleNamespace(seconds=61.5, history={"loss": [1.0, 0.5, 0.25]}, statistics={}, before={})
+FITTED = SimpleNamespace(summary=SUMMARY)
 
 
 class Terminal(io.StringIO):
@@ -63,8 +67,7 @@ def fit(tmp_path, monkeypatch):
 
 def end(told, error=None):
     """Ends the fit, which ends once more after the test."""
-    summary = SimpleNamespace(seconds=61.5, history={"loss": [1.0, 0.5, 0.25]}, statistics={}, before={})
-    told.fitted = None if error else SimpleNamespace(summary=summary)
+    told.fitted = None if error else FITTED
     told.__exit__(None, error, None)
 
 
@@ -131,6 +134,34 @@ def test_attach_when_a_fit_has_ended_then_says_how_and_where_its_model_is_and_en
     assert (
         f"has called fit; MLflow, where it logs models, has it as runs:/0a1b/model; {kept}\n" in capsys.readouterr().out
     )
+
+
+@pytest.mark.parametrize("error", [None, OSError("No space left on device")])
+def test_attach_when_a_job_saves_the_model_then_waits_for_it_and_says_where_it_is_or_why_not(tmp_path, capsys, error):
+    path = tmp_path / "fit.jsonl"
+    with contextlib.suppress(OSError), saving_model_at("s3://bucket/model"):
+        with Listeners([EventFile(path.write_bytes, FACTS)], PARAMS) as fit:
+            for event in (started(0), started(1), ended(0)):
+                fit.show(event)
+            fit.fitted = FITTED
+        with attach.Watched("a") as watched:
+            # Trained is not saved.
+            assert not watched.take(path.read_bytes())
+            assert "ended well, and its job saves the model at s3://bucket/model\n" in capsys.readouterr().out
+        if error is not None:
+            raise error
+    code = main(["attach", str(path)])
+    said = capsys.readouterr()
+    assert "saves the model" not in said.out
+    if error is None:
+        assert code == 0 and "\nits model is at s3://bucket/model; " in said.out
+    else:
+        reason = "This fit has ended well, and its model is not at s3://bucket/model: OSError: No space left on device"
+        assert code == 1 and said.err == f"elephant attach: {reason}\n"
+    # Fits that follow are of another program.
+    with Listeners([EventFile(path.write_bytes, FACTS)], PARAMS):
+        pass
+    assert "output" not in json.loads(path.read_text().splitlines()[0])
 
 
 def test_attach_when_a_fit_has_failed_then_ends_with_1_and_its_error(fit, capsys):

@@ -43,6 +43,7 @@ def job_file(inputs):
         f"data: {inputs / 'data.parquet'}",
         f"output: {inputs / 'fitted'}",
         f"checkpoint-path: {inputs / 'checkpoints'}",
+        f"events-path: {inputs / 'events'}",
         "model: net_of_user:build",
         "num-workers: 2",
         "epochs: 30",

@@ -94,6 +94,11 @@ def test_train_when_submitted_with_a_file_and_shipped_code_then_prints_the_histo
     assert history["loss"][-1] < history["loss"][0]
     assert (inputs / "fitted" / "_SUCCESS").exists()
     assert list(inputs.glob(".fitted.*")) == []
+    # Who watches the job hears of the model.
+    [events] = (inputs / "events").glob("*.jsonl")
+    first, *_, end, saved = map(json.loads, events.read_text().splitlines())
+    assert end["event"] == "fit_end" and first["output"] == saved["path"] == str(inputs / "fitted")
+    assert (saved["event"], saved["error"]) == ("model_saved", None)
 
 
 @slow
