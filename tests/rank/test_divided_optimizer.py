@@ -167,24 +167,22 @@ def test_fit_when_ranks_are_on_several_hosts_then_has_the_same_bits(rank_pool, c
     assert_same_bits(divided.variables, whole.variables)
 
 
-@pytest.mark.slow("four fits of two and three ranks; others of this file hold the bits")
+@pytest.mark.slow("two fits that walk through all objects in memory; others of this file hold the bits")
 def test_fit_when_the_optimizer_is_divided_then_each_rank_has_a_part_of_the_bytes(rank_pool, tmp_path):
     job = job_for(model_of(layers=deep_layers), callbacks=[Slots(tmp_path)], **OPTIONS)
-    weights = [1120, *[6560] * 5, 164]
     found = {}
-    for ranks in (2, 3):
-        for is_divided in (False, True):
-            one = replace(job, config=job.config.changed(shard_optimizer=is_divided))
-            rank_pool.fit(one, split(DATA, {2: (17, 14), 3: SIZES}[ranks]))
-            found[ranks, is_divided] = [json.loads(path.read_text()) for path in tmp_path.iterdir()]
-            for path in tmp_path.iterdir():
-                path.unlink()
+    for is_divided in (False, True):
+        one = replace(job, config=job.config.changed(shard_optimizer=is_divided))
+        rank_pool.fit(one, split(DATA, SIZES))
+        found[is_divided] = [json.loads(path.read_text()) for path in tmp_path.iterdir()]
+        for path in tmp_path.iterdir():
+            path.unlink()
+    weights = [1120, *[6560] * 5, 164]
     whole = 2 * sum(weights)
-    for ranks in (2, 3):
-        assert found[ranks, False] == [[whole, whole]] * ranks
-        own, there = zip(*found[ranks, True], strict=True)
-        assert sum(own) == whole and max(own) < 1.2 * whole / ranks
-        assert own == there, "slots of other ranks are still in memory"
+    assert found[False] == [[whole, whole]] * 3
+    own, there = zip(*found[True], strict=True)
+    assert sum(own) == whole and max(own) < 1.2 * whole / 3
+    assert own == there, "slots of other ranks are still in memory"
 
 
 def test_fit_when_callbacks_on_the_driver_look_at_weights_then_they_get_all_of_the_optimizer(rank_pool):
@@ -198,25 +196,28 @@ def test_fit_when_callbacks_on_the_driver_look_at_weights_then_they_get_all_of_t
         assert_same_bits(divided, whole)
 
 
+RESUMED = {"batch_size": 4, "shuffle": False, "checkpoint_path": "unused"}
+
+
+@pytest.fixture(scope="module")
+def states(rank_pool):
+    """States after an epoch of three ranks, without the option and with it."""
+    jobs = [job_for(model_of(), epochs=1, **RESUMED, shard_optimizer=is_divided) for is_divided in (False, True)]
+    return [rank_pool.fit(job, split(DATA, SIZES))[0].states[-1] for job in jobs]
+
+
 @pytest.mark.parametrize("ranks", in_tiers([1, 2, 3], fast=[2], slow="another number of ranks"))
 @pytest.mark.parametrize("is_divided", [False, True], ids=["whole", "divided"])
-def test_fit_when_it_goes_on_with_others_then_begins_with_the_whole_state(rank_pool, ranks, is_divided):
-    options = {"batch_size": 4, "shuffle": False, "checkpoint_path": "unused"}
-    whole, divided = fits_to_go_on(rank_pool, options)
+def test_fit_when_it_goes_on_with_others_then_begins_with_the_whole_state(rank_pool, states, ranks, is_divided):
+    whole, divided = states
     assert whole.facts == divided.facts and whole.arrays.keys() == divided.arrays.keys()
     assert_same_bits([*map(divided.arrays.get, whole.arrays)], [*whole.arrays.values()])
-    job = job_for(model_of(), epochs=2, **options, shard_optimizer=is_divided)
+    job = job_for(model_of(), epochs=2, **RESUMED, shard_optimizer=is_divided)
     parts = split(DATA, {1: (31,), 2: (17, 14), 3: SIZES}[ranks])
     other = replace(job, config=job.config.changed(shard_optimizer=not is_divided))
     again = rank_pool.fit(replace(job, state=divided), parts)[0]
     expected = rank_pool.fit(replace(other, state=whole), parts)[0]
     assert_same_bits(again.variables, expected.variables)
-
-
-def fits_to_go_on(rank_pool, options):
-    """Returns the states after an epoch of three ranks, without the option and with it."""
-    jobs = [job_for(model_of(), epochs=1, **options, shard_optimizer=is_divided) for is_divided in (False, True)]
-    return [rank_pool.fit(job, split(DATA, SIZES))[0].states[-1] for job in jobs]
 
 
 def test_fit_when_its_ranks_become_more_and_fewer_within_epochs_then_equals_one_process(rank_pool):
