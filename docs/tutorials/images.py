@@ -148,7 +148,7 @@ accuracy = MulticlassClassificationEvaluator(metricName="accuracy").evaluate(pre
 print(f"accuracy {accuracy:.3f} on images that the training has not seen")
 
 # %%
-panels = fitted.plot()
+fitted  # its layers, its curves, and where the time of its fit went
 
 # %% [markdown]
 # ## Look

@@ -109,7 +109,7 @@ estimator = KerasEstimator(model=model, featuresCol=inputs, numWorkers=2, epochs
 fitted = estimator.fit(train)
 
 # %%
-panels = fitted.plot()
+fitted  # its layers, its curves, and where the time of its fit went
 
 # %% [markdown]
 # ## Evaluate

@@ -107,7 +107,7 @@ estimator = KerasEstimator(
 fitted = estimator.fit(train)
 
 # %%
-panels = fitted.plot()
+fitted  # its layers, its curves, and where the time of its fit went
 
 # %% [markdown]
 # ## Compare
