@@ -24,7 +24,8 @@ def work(train: DataFrame, model: keras.Model) -> None:
     columns: list[str] = fitted.setPredictionCol("p").transform(train).columns
     rate: float = fitted.history["loss"][-1]
     handle = estimator.submit(train, epochs=2)
-    print(handle.result(3).predict(train), estimator.getEpochs() + 1, scores, columns, rate)
+    outputs = handle.result(3).predict(train)
+    print(outputs.argmax(axis=1), outputs["class"], estimator.getEpochs() + 1, scores, columns, rate)
     print(elephant.run(sum, args=([1, 2],), num_workers=2))
 """
 MISTAKES = [
@@ -37,6 +38,7 @@ MISTAKES = [
     "estimator.setEpoch(3)",
     "fitted.hystory",
     "fitted.transform(3)",
+    "fitted.predict(train).argmx(axis=1)",
     "elephant.run(print, workers=2)",
 ]
 WRONG = "\n".join(

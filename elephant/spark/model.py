@@ -360,7 +360,7 @@ class KerasModel(Model, ModelParams, SavedStage):
             )
 
     @brief_errors
-    def predict(self, dataset: DataFrame | pd.DataFrame | str | os.PathLike[str] | Files) -> Any:
+    def predict(self, dataset: DataFrame | pd.DataFrame | str | os.PathLike[str] | Files) -> np.ndarray | Any:
         """Returns the outputs of the model for all rows, as ``model.predict`` of one process gives it.
 
         It is computed where the rows are, as in ``transform``, and comes to the driver: outputs as they are, without
@@ -372,8 +372,8 @@ class KerasModel(Model, ModelParams, SavedStage):
 
         Returns:
             An array (rows, ...) in the order of ``dataset.collect()``, or of files by their paths; a list or a
-            dictionary of arrays for several outputs. An output with a length of its own for every row is an array of
-            objects (rows,), an array each.
+            dictionary of arrays for several outputs, which ``typing.cast`` tells type checkers. An output with a
+            length of its own for every row is an array of objects (rows,), an array each.
 
         Raises:
             SchemaError: A column is missing or unusable.
