@@ -20,6 +20,7 @@ from keras_reference import (
     split,
 )
 from rank_pool import RankError, RankPool
+from tiers import in_tiers
 
 pytestmark = pytest.mark.usefixtures("by_value")
 
@@ -99,6 +100,7 @@ def test_weights_when_one_asynchronous_worker_trains_then_equal_one_process(pool
     assert largest_difference(weights, expected) <= 1e-6
 
 
+@pytest.mark.slow("a process ends; a rank is killed below, and tests/rank/test_lost_ranks.py has one that fails")
 def test_ranks_when_one_fails_then_all_say_which(pool):
     class Fails(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -175,7 +177,7 @@ def loop_of_rank(x, y, *, compiled):
     return [np.array(keras.ops.convert_to_numpy(variable)) for variable in weights]
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", in_tiers([False, True], fast=[True], slow="the same loop without a graph"))
 def test_loop_of_ones_own_when_ranks_have_different_rows_then_equals_one_process(pool, backend, compiled):
     if compiled and backend == "torch":
         pytest.skip("a loop on PyTorch is eager")

@@ -120,7 +120,7 @@ def columns_for(name, rows):
     return columns["features"], (values, classes) if name == "losses of outputs" else values
 
 
-@pytest.mark.parametrize("name", in_tiers({name: name for name in BUILDERS}, fast=list(BUILDERS)[:2], slow="same rule"))
+@pytest.mark.parametrize("name", in_tiers({name: name for name in BUILDERS}, fast=["metrics"], slow="same rule"))
 def test_history_when_ranks_have_other_parts_of_batches_then_equals_one_process(rank_pool, name, by_value):
     build = seeded(BUILDERS[name])
     job, columns = job_of(build, *columns_for(name, sum(SIZES)), epochs=EPOCHS, batch_size=BATCH, shuffle=False)

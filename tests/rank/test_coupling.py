@@ -7,6 +7,7 @@ from keras import layers, ops
 from keras_reference import classifier_data, global_batches, job_for, largest_difference, split
 from rank_pool import RankError
 from tables import every_case
+from tiers import in_tiers
 
 from elephant.backends.gradient_averager import GradientAverager
 from elephant.collective.communicator import LocalCommunicator
@@ -372,7 +373,9 @@ EXACT = {
 }
 
 
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize(
+    "name", in_tiers({name: name for name in EXACT}, fast=["own sum", "mask"], slow="counts rows as one of these")
+)
 def test_weights_and_loss_when_ranks_count_different_elements_then_equal_one_process(rank_pool, name):
     build, data, options = EXACT[name]
     # The second rank has no rows in two of three steps.

@@ -74,9 +74,7 @@ def trained(recording):
 
 @pytest.mark.parametrize(
     "sizes",
-    in_tiers(
-        [(31,), (17, 14), (13, 0, 18)], fast=["(17, 14)", "(13, 0, 18)"], slow="one rank; tests/modeling has the layer"
-    ),
+    in_tiers([(31,), (17, 14), (13, 0, 18)], fast=["(13, 0, 18)"], slow="fewer ranks; tests/modeling has the layer"),
 )
 def test_fit_when_ranks_have_parts_of_a_table_then_equals_keras_on_all_rows(rank_pool, sizes):
     parts = split(DATA, sizes)
@@ -91,10 +89,10 @@ def test_fit_when_ranks_have_parts_of_a_table_then_equals_keras_on_all_rows(rank
 def test_fit_when_run_twice_then_has_the_same_bits_and_equals_one_process(rank_pool, rule):
     parts = split(DATA, (17, 14))
     job = job_for(model_of(sharded(rule)), epochs=EPOCHS, batch_size=BATCH, shuffle=False)
-    one, other = (rank_pool.fit(job, parts)[0].variables for _ in range(2))
-    for array, again in zip(one, other, strict=True):
+    one, other = (rank_pool.fit(job, parts)[0] for _ in range(2))
+    for array, again in zip(one.variables, other.variables, strict=True):
         np.testing.assert_array_equal(array, again)
-    assert largest_difference(trained(rank_pool.fit(job, parts)[0]), reference(sharded(rule), parts)) < 2e-5
+    assert largest_difference(trained(other), reference(sharded(rule), parts)) < 2e-5
 
 
 @pytest.mark.slow("a fit; test_divided_optimizer.py has what the option does")
@@ -154,7 +152,7 @@ def test_fit_when_it_goes_on_with_other_ranks_then_begins_with_the_whole_table(r
     np.testing.assert_array_equal(trained(again)[-1], table)
 
 
-@pytest.mark.parametrize("has_path", [False, True])
+@pytest.mark.parametrize("has_path", in_tiers([False, True], fast=[False], slow="a folder; the test above has one"))
 def test_fit_when_its_ranks_become_more_and_fewer_within_epochs_then_equals_keras_on_all_rows(
     rank_pool, tmp_path, has_path
 ):

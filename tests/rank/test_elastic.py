@@ -142,6 +142,7 @@ def test_state_when_rows_of_all_ranks_are_others_then_is_refused(rank_pool):
         rank_pool.fit(dataclasses.replace(job, state=within), dealt(others, 3))
 
 
+@pytest.mark.slow("a fit; test_preprocessing.py holds what the function is given")
 @pytest.mark.usefixtures("by_value")
 def test_weights_when_rows_are_preprocessed_once_then_equal_one_process_on_what_they_become(rank_pool):
     columns = in_pieces(classifier_data(40))
@@ -229,6 +230,9 @@ def test_weights_when_virtual_shards_move_between_epochs_then_equal_one_process(
     assert trained_rows == rows.tolist()
 
 
+@pytest.mark.slow(
+    "two fits; the tests above move rows, and change the number of ranks; tests/spark/test_elastic.py does both"
+)
 @pytest.mark.usefixtures("by_value")
 def test_weights_when_ranks_are_lost_after_a_move_then_others_go_on_with_rows_as_dealt_and_equal_one_process(rank_pool):
     columns, epochs = in_pieces(classifier_data(53)), 3

@@ -144,7 +144,7 @@ CASES = {" ".join(case): (*case, False) for case in IN_GRAPHS}
 # Without a graph a step does not tell where its places come from.
 for case in [("columns", "adamw", "three"), ("same", "adam", "one row each")]:
     CASES[f"{' '.join(case)}, eagerly"] = (*case, True)
-FAST = [name for name in CASES if not name.startswith("patches") and not name.endswith("eagerly")]
+FAST = ["text adam two", "relative adam two", "tiled adam one row each"]
 
 
 @pytest.mark.parametrize("case", in_tiers(CASES, fast=FAST, slow="places of the other kinds"))

@@ -19,6 +19,7 @@ from keras_reference import (
     split,
 )
 from rank_pool import RankError
+from tiers import in_tiers
 
 from elephant.backends.tensorflow_exchange import library_path
 
@@ -48,6 +49,10 @@ def exhausting(labels, outputs):
         column = ops.broadcast_to(outputs[:1, :1], (LENGTH, 2)) * ops.cast(ops.arange(LENGTH), "float32")[:, None]
         outputs = outputs + ops.max(ops.abs(ops.matmul(column, ops.transpose(column))))
     return squares(labels, outputs)
+
+
+# What the error says of each.
+FAILING = {raising: ["in the loss of a step"], exhausting: ["memory", "alloc"]}
 
 
 def model_with(loss):
@@ -87,6 +92,9 @@ def test_fit_when_a_rank_is_killed_then_the_others_name_it_in_seconds_and_leave_
     require_fit(rank_pool)
 
 
+@pytest.mark.slow(
+    "waits for a deadline, as test_exchange_kernel.py does; tests/collective and tests/spark/test_run.py freeze ranks"
+)
 def test_fit_when_a_rank_freezes_then_the_others_name_it_at_their_deadline(rank_pool, tmp_path):
     outcomes = outcomes_of(rank_pool, "mse", Signals(str(tmp_path), signal.SIGSTOP), collective_s=PATIENCE_S)
     # Both have waited for as long, together.
@@ -98,12 +106,12 @@ def test_fit_when_a_rank_freezes_then_the_others_name_it_at_their_deadline(rank_
     require_fit(rank_pool)
 
 
-def test_fit_when_a_rank_fails_in_a_step_then_says_why_and_the_others_name_it(rank_pool):
-    for loss, words in ((raising, ["in the loss of a step"]), (exhausting, ["memory", "alloc"])):
-        began = time.monotonic()
-        outcomes = outcomes_of(rank_pool, loss)
-        assert time.monotonic() - began < 60
-        assert any(word in outcomes[VICTIM][1].lower() for word in words), outcomes[VICTIM]
-        for kind, text, _ in (outcomes[0], outcomes[2]):
-            assert kind == "PeerLostError" and f"rank {VICTIM}" in text.lower()
+@pytest.mark.parametrize("loss", in_tiers([*FAILING], fast=["raising"], slow="fails at the same place, of memory"))
+def test_fit_when_a_rank_fails_in_a_step_then_says_why_and_the_others_name_it(rank_pool, loss):
+    began = time.monotonic()
+    outcomes = outcomes_of(rank_pool, loss)
+    assert time.monotonic() - began < 60
+    assert any(word in outcomes[VICTIM][1].lower() for word in FAILING[loss]), outcomes[VICTIM]
+    for kind, text, _ in (outcomes[0], outcomes[2]):
+        assert kind == "PeerLostError" and f"rank {VICTIM}" in text.lower()
     require_fit(rank_pool)

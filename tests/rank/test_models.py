@@ -22,10 +22,10 @@ ROWS = sum(SIZES)
 
 # One rank trains another one with weights of classes, below.
 KINDS = [kind for kind in (*model_zoo.SAVED, *model_zoo.BUILT) if kind is not model_zoo.binary_with_class_weights]
-BY_RANKS = ["dictionaries", "text", "sparse_input", "one_hot_with_class_weights", "subclass", "own_loss", "added_loss"]
+BY_RANKS = ["dictionaries", "text", "sparse_input", "subclass", "own_loss"]
 # What workers push and report depends on inputs, outputs, sequences and weights of classes, and on whose step it is.
-BY_WORKERS = ["dictionaries", "masked_rnn", "one_hot_with_class_weights"]
-OF_WORKERS = [*BY_WORKERS, "nested", "sparse_input", "frozen", "vae"]
+BY_WORKERS = ["dictionaries"]
+OF_WORKERS = [*BY_WORKERS, "masked_rnn", "one_hot_with_class_weights", "nested", "sparse_input", "frozen", "vae"]
 # What these are made of is not of how many ranks there are: one takes all rows.
 BY_ONE = ["nested", "partly_compared", "series_rnn", "sparse_rows", "autoencoder", "twin_autoencoder", "custom"]
 ANOTHER = "another kind of model"

@@ -6,6 +6,7 @@ import pytest
 from keras import ops
 from keras_reference import global_batches, job_for, largest_difference, split
 from own_step import OwnStep
+from tiers import in_tiers
 
 TOLERANCE = 1e-5
 
@@ -119,7 +120,7 @@ SUMS = {
 }
 
 
-@pytest.mark.parametrize("case", SUMS.values(), ids=SUMS)
+@pytest.mark.parametrize("case", in_tiers(SUMS, fast=["Adam, one without rows"], slow="another optimizer"))
 def test_weights_when_a_step_adds_up_its_loss_over_rows_then_equal_one_process(rank_pool, case, by_value):
     build, sizes = case
     rng, rows = np.random.default_rng(1), sum(sizes)

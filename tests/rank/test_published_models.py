@@ -6,6 +6,7 @@ import pytest
 from keras import layers, ops
 from keras_reference import global_batches, largest_difference, split
 from own_step import OwnStep
+from tiers import in_tiers
 
 from elephant.config import FitConfig
 from elephant.data.schema import DENSE, SCALAR, DataSchema, Field
@@ -123,7 +124,7 @@ def test_fit_when_the_models_compile_makes_its_optimizer_and_its_step_takes_pict
     np.testing.assert_allclose(totals, history["total_loss"], rtol=1e-4)
 
 
-@pytest.mark.parametrize("form", ["instance", "function"])
+@pytest.mark.parametrize("form", in_tiers(["instance", "function"], fast=["function"], slow="the same as an object"))
 def test_fit_when_the_models_step_builds_it_then_equals_one_process(rank_pool, by_value, form):
     if keras.config.backend() != "tensorflow":
         pytest.skip("Keras itself builds a model in its step on TensorFlow alone")

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from asynchronous_fit import AsynchronousFit
 from keras_reference import classifier_data, job_for, largest_difference, split
+from tiers import in_tiers
 
 from elephant.config import AsynchronousOptions, ConfigurationError, FitConfig
 from elephant.errors import UnsupportedError
@@ -72,11 +73,19 @@ class Simulation:
 
 
 # Each algorithm, and each kind of window with some of them.
+WINDOWS = [("downpour", 3), ("dynsgd", 1), ("adag", "epoch"), ("aeasgd", 1), ("eamsgd", 3), ("sum", "epoch")]
+
+
 @pytest.mark.parametrize(
-    ("algorithm", "frequency"),
-    [("downpour", 3), ("dynsgd", 1), ("adag", "epoch"), ("aeasgd", 1), ("eamsgd", 3), ("sum", "epoch")],
+    "case",
+    in_tiers(
+        {f"{algorithm}-{frequency}": (algorithm, frequency) for algorithm, frequency in WINDOWS},
+        fast=["downpour-3", "aeasgd-1", "sum-epoch"],
+        slow="another factor, which the test of all algorithms below has",
+    ),
 )
-def test_weights_when_two_workers_take_turns_then_equal_the_simulation(rank_pool, algorithm, frequency):
+def test_weights_when_two_workers_take_turns_then_equal_the_simulation(rank_pool, case):
+    algorithm, frequency = case
     momentum = 0.9 if algorithm == "eamsgd" else 0.0
     parts = split(classifier_data(sum(SIZES)), SIZES)
     options = AsynchronousOptions(algorithm=algorithm)

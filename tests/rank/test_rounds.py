@@ -93,6 +93,9 @@ def with_statistics():
     return model
 
 
+@pytest.mark.slow(
+    "two fits; test_asynchronous_checkpoints.py goes on, and tests/parameter_server/test_rounds.py keeps rounds"
+)
 def test_weights_when_a_fit_goes_on_from_within_an_epoch_then_equal_one_process(rank_pool, by_value):
     parts, model = split(classifier_data(sum(SIZES)), SIZES), with_statistics()
     job = in_rounds(model)

@@ -104,6 +104,9 @@ def counting_model():
     return model
 
 
+@pytest.mark.slow(
+    "two fits; tests/parameter_server/test_server_tables.py counts rows, test_asynchronous_checkpoints.py goes on"
+)
 @pytest.mark.usefixtures("by_value")
 def test_rows_when_a_fit_goes_on_from_mid_flight_then_each_has_every_batch_once(rank_pool):
     random = np.random.default_rng(1)

@@ -272,6 +272,7 @@ class Anneal(keras.callbacks.Callback):
 """
 
 
+@pytest.mark.slow("processes of its own; the first test shares a variable, and has it back")
 def test_variable_when_it_is_in_a_module_then_the_one_of_the_module_is_shared_and_comes_back(
     tmp_path, monkeypatch, warm_ranks
 ):

@@ -102,6 +102,7 @@ def test_fit_when_a_model_is_in_stages_then_equals_one_process(tmp_path):
         np.testing.assert_allclose(recordings[0].epochs[-1][f"val_{metric}"], value, rtol=1e-4)
 
 
+@pytest.mark.slow("three fits; tests/training/test_pipeline.py goes on with other cuts")
 def test_fit_when_it_goes_on_from_a_checkpoint_with_other_cuts_or_none_then_equals_one_process(tmp_path):
     model, columns = deep_model(), classifier_data(30)
     (tmp_path / "first").mkdir()
@@ -226,6 +227,7 @@ def two_ends():
     return model
 
 
+@pytest.mark.slow("four ranks; the first test has one without rows, tests/training/test_pipeline.py two outputs")
 def test_fit_when_a_replica_has_no_rows_and_there_are_two_outputs_then_equals_one_process(tmp_path):
     columns = classifier_data(24)
     x, y = columns["features"], {"early": 2 * columns["label"], "late": columns["label"]}

@@ -127,7 +127,10 @@ def require_equal(recording, reference, history):
         np.testing.assert_allclose([epoch[name] for epoch in recording.epochs], values, rtol=1e-4, err_msg=name)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    in_tiers({name: name for name in CASES}, fast=["mean over the weights of masked tokens"], slow="without a mask"),
+)
 def test_fit_when_each_token_or_pixel_has_a_weight_then_equals_one_process(rank_pool, name):
     build, data, types = CASES[name]
     schema, columns = schema_of(build, types), data(np.random.default_rng(3))
@@ -151,6 +154,7 @@ def test_fit_when_sequences_of_any_length_have_weights_then_equals_one_process(r
     require_equal(recordings[0], reference, {"loss": history["loss"]})
 
 
+@pytest.mark.slow("two outputs; the test above has weights by token, and test_synchronous.py by row")
 def test_fit_when_one_output_has_weights_by_token_and_another_by_row_then_equals_one_process(rank_pool):
     types = {**SIZED, "trust": FloatType()}
     labels, weights = {"tags": "label", "size": "size"}, {"tags": "weight", "size": "trust"}

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from keras import layers, ops
 from rank_threads import run_threads
+from tiers import in_tiers
 
 from elephant.checkpoint.manager import write_arrays
 from elephant.errors import ConfigurationError, UnsupportedError
@@ -266,9 +267,14 @@ CASES = {
     ),
     "shared weights in one stage": Case(tied, sgd, stages=["head"]),
 }
+# Their embeddings and weights are in other cases, or in test_staged.py of tests/rank, too.
+OTHERS = ["embedding", "embedding, two replicas", "weights of rows", "weights of classes"]
+FAST = [name for name in CASES if name not in OTHERS]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", in_tiers({name: name for name in CASES}, fast=FAST, slow="a case in make test or test_staged.py has it too")
+)
 def test_weights_when_a_model_trains_in_stages_then_equal_one_process(name):
     case = CASES[name]
     num_stages = case.stages if isinstance(case.stages, int) else len(case.stages) + 1
@@ -320,7 +326,14 @@ ACCUMULATED = {
 }
 
 
-@pytest.mark.parametrize("name", ACCUMULATED)
+@pytest.mark.parametrize(
+    "name",
+    in_tiers(
+        {name: name for name in ACCUMULATED},
+        fast=["dropout, normalization", "losses of layers", "float16"],
+        slow="the other half precision",
+    ),
+)
 def test_weights_when_micro_batches_matter_then_equal_one_process_that_takes_them_in_turn(name):
     case, tolerance = ACCUMULATED[name]
     state, _ = run_threads(case.stages * case.num_replicas, functools.partial(rank_of, case))[0]
@@ -433,7 +446,10 @@ GOING_ON = {
 }
 
 
-@pytest.mark.parametrize("name", GOING_ON)
+@pytest.mark.parametrize(
+    "name",
+    in_tiers({name: name for name in GOING_ON}, fast=["dropout and normalization"], slow="the state of another model"),
+)
 def test_state_when_it_goes_on_with_other_cuts_or_none_then_ends_as_in_one_process(name, tmp_path):
     case = GOING_ON[name]
     batches = [step[0][:2] for step in case.batches()]

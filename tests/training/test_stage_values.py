@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from keras import layers, ops
 from rank_threads import run_threads
+from tiers import in_tiers
 
 from elephant.backends.keras_private import has_value
 from elephant.errors import UnsupportedError
@@ -83,7 +84,7 @@ def require_equal(found, model, copy):
     np.testing.assert_allclose(predicted, model.predict_on_batch(rows()[0]), atol=1e-6)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", in_tiers({name: name for name in OPTIMIZERS}, fast=["Adam"], slow="another optimizer"))
 def test_stages_when_read_from_an_archive_then_have_the_values_that_the_whole_model_was_saved_with(name):
     model = trained(OPTIMIZERS[name])
     spec = model_source(model)
