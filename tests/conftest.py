@@ -21,7 +21,7 @@ pytest_plugins = ["budget", "grouping"]
 
 # On a busy machine an example, or making one, takes as long as it takes: no test fails of that.
 PATIENT = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("dev", max_examples=20, **PATIENT)
+settings.register_profile("dev", max_examples=10, **PATIENT)
 settings.register_profile("ci", max_examples=100, **PATIENT)
 # What `make fuzz` runs tests/fuzz with.
 settings.register_profile("fuzz", max_examples=int(os.environ.get("FUZZ_EXAMPLES", "3000")), **PATIENT)

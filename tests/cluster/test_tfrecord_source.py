@@ -64,6 +64,7 @@ def test_records_when_read_then_each_comes_once_with_all_that_it_holds(tmp_path)
     assert sorted(sum(parts, []), key=lambda row: row["number"]) == [row_of(number) for number in range(2007)]
 
 
+@pytest.mark.slow("a process with TensorFlow; the test below has records that are refused")
 def test_records_when_one_is_unlike_the_first_ones_then_says_which(tmp_path):
     write_records(tmp_path / "a.tfrecord", [{"number": n} for n in range(150)] + [{"number": [1, 2]}])
     files = planned(tmp_path)

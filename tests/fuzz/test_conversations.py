@@ -11,6 +11,7 @@ from event_samples import EVENTS
 from hypothesis import given
 from hypothesis import strategies as st
 from mutated import EDGES, frame_of, mutated, mutated_message, with_right_checksum
+from tiers import in_tiers
 
 from elephant.config import Timeouts
 from elephant.errors import NetworkError
@@ -289,7 +290,7 @@ def gossip_messages():
     return [*offers, *MOVES]
 
 
-@pytest.mark.parametrize("algorithm", sorted(WEIGHTS))
+@pytest.mark.parametrize("algorithm", in_tiers(sorted(WEIGHTS), fast=["sgp"], slow="the same node, other averages"))
 @given(said=st.lists(st.lists(st.sampled_from(gossip_messages()).flatmap(mutated_message), max_size=4), max_size=3))
 def test_gossip_node_when_peers_say_anything_then_it_hangs_up_and_keeps_finite_weights(algorithm, said):
     weights = WEIGHTS[algorithm](np.ones(3), np.zeros(2))

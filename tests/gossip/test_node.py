@@ -11,6 +11,7 @@ import time
 import numpy as np
 import pytest
 from tables import every_case
+from tiers import in_tiers
 
 from elephant.errors import NetworkError, ProtocolError
 from elephant.gossip.exchange import Refusal
@@ -101,7 +102,7 @@ def total(results):
     return values.mean(), float(np.ptp(values)), sum(held.share for held, *_ in results)
 
 
-@pytest.mark.parametrize("algorithm", sorted(WEIGHTS))
+@pytest.mark.parametrize("algorithm", in_tiers(sorted(WEIGHTS), fast=["sgp"], slow="the same node, other averages"))
 def test_nodes_when_one_is_slow_and_one_is_frozen_for_a_while_then_the_sum_is_kept_and_nobody_waits_for_them(algorithm):
     steps = 150
     with workers(algorithm, steps, sleep_s=(0.005, 0.005, 0.005, 0.02)) as (pipes, processes):
@@ -141,7 +142,7 @@ def test_nodes_when_one_is_killed_then_the_others_go_on_and_lack_no_more_than_it
     assert all(waited_s < 6 for _, _, _, waited_s in results)
 
 
-@pytest.mark.parametrize("algorithm", sorted(WEIGHTS))
+@pytest.mark.parametrize("algorithm", in_tiers(sorted(WEIGHTS), fast=["sgp"], slow="the same node, other averages"))
 def test_nodes_when_keys_are_worn_then_connections_are_made_again_and_no_exchange_is_lost_or_doubled(
     algorithm, monkeypatch
 ):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from keras_reference import largest_difference
 from pyspark import cloudpickle
+from tiers import in_tiers
 
 from elephant.errors import ConfigurationError
 from elephant.modeling.live_model import TakenModel
@@ -567,7 +568,10 @@ CALLABLES = {
 }
 
 
-@pytest.mark.parametrize("kind", CALLABLES)
+@pytest.mark.parametrize(
+    "kind",
+    in_tiers({kind: kind for kind in CALLABLES}, fast=["an object", "a tf.function"], slow="travels as an object does"),
+)
 def test_source_when_a_loss_is_a_callable_object_then_it_travels_and_the_model_stays_as_it_was(kind):
     loss, rows, labels = CALLABLES[kind], np.ones((2, 3), "float32"), np.full((2, 1), 2.0, "float32")
     model = sequential(keras.layers.Dense(1), loss=[loss], metrics=[functools.partial(scaled_error, scale=2.0), loss])

@@ -83,7 +83,7 @@ def trained(model):
     return history.history["loss"]
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", in_tiers(POLICIES, fast=["mixed_float16"], slow="the same without a scaled loss"))
 @pytest.mark.parametrize(
     "build", in_tiers([dense, attention, convolution, Blocks], fast=["dense", "Blocks"], slow="other layers")
 )
@@ -108,7 +108,7 @@ def test_model_when_its_precision_is_lowered_then_trains_as_one_made_under_the_p
     assert max(np.abs(own - other).max() for own, other in weights) > 1e-5
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", in_tiers(POLICIES, fast=["mixed_float16"], slow="the same without a scaled loss"))
 def test_model_of_an_archive_when_its_precision_is_lowered_then_keeps_its_state(policy):
     original = made(dense)
     trained(original)

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from tiers import in_tiers
 
 from elephant.backends import current
 from elephant.errors import ConfigurationError, DataError
@@ -78,7 +79,7 @@ def test_layer_when_frozen_or_called_without_a_gradient_then_its_table_stays():
     np.testing.assert_array_equal(table_of(model), before)
 
 
-@pytest.mark.parametrize("rule", ["adagrad", "lazy_adam"])
+@pytest.mark.parametrize("rule", in_tiers(["adagrad", "lazy_adam"], fast=["lazy_adam"], slow="a rule with fewer slots"))
 def test_model_when_saved_and_loaded_then_goes_on_as_the_one_that_was_not(tmp_path, rule):
     model = model_of(ShardedEmbedding(30, 4, optimizer=rule, learning_rate=0.1), "adam")
     model.fit(IDS, TARGETS, batch_size=8, shuffle=False, verbose=0)

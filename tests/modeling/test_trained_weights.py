@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 from pyspark import cloudpickle
+from tiers import in_tiers
 
 from elephant.checkpoint.manager import read_arrays, write_arrays
 from elephant.data.schema import RowSpec, TensorSpec
@@ -147,7 +148,13 @@ def outputs(model, rows):
     return keras.ops.convert_to_numpy(model(rows, training=False)).astype("float32")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+SLOW = ["low rank, trained before", "low rank, as Keras loads it", "low rank", "low rank, built by a function"]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    in_tiers({kind: kind for kind in KINDS}, fast={*KINDS} - {*SLOW}, slow="low ranks of other kinds have its ways"),
+)
 def test_weights_when_they_were_trained_then_every_way_to_a_prediction_has_them(kind, tmp_path):
     source = cloudpickle.loads(cloudpickle.dumps(model_source(KINDS[kind](tmp_path / "model.keras"))))
     rank, rows = source.build(), np.abs(ROWS * 3).astype("int32") if "embedding" in kind else ROWS

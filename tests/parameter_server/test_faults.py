@@ -15,6 +15,7 @@ import psutil
 import pytest
 from leaks import nothing_left_behind as nothing_left_behind
 from servers import LAYOUT, TIMEOUTS, TOKEN, receive, until, whole_numbers
+from tiers import in_tiers
 
 from elephant.errors import PositionLost
 from elephant.net import stream, tls
@@ -31,7 +32,8 @@ from elephant.parameter_server.protocol import (
 )
 
 ADD = {"name": "add"}
-PLAIN_AND_ENCRYPTED = pytest.mark.parametrize("token", [TOKEN, new_token(encryption=True)], ids=["plain", "encrypted"])
+TOKENS = {"plain": TOKEN, "encrypted": new_token(encryption=True)}
+PLAIN_AND_ENCRYPTED = pytest.mark.parametrize("token", TOKENS.values(), ids=TOKENS)
 
 HALF_PUSH = """
 import sys, time
@@ -155,7 +157,10 @@ def test_encrypted_connection_when_its_keys_are_worn_then_is_made_again_and_ever
     assert np.array_equal(out, np.sum([whole_numbers(LAYOUT, step) for step in range(1, 13)], axis=0))
 
 
-@PLAIN_AND_ENCRYPTED
+@pytest.mark.parametrize(
+    "token",
+    in_tiers(TOKENS, fast=["plain"], slow="the same pushes; clients that are dropped have encrypted connections, too"),
+)
 def test_server_killed_again_and_again_while_workers_push_then_every_push_counts_exactly_once(serve, token):
     steps, partitions, count = 60, (0, 1), 2
     serving = serve(token=token, rule=ADD, num_partitions=2, snapshot_updates=7, count=count)

@@ -168,7 +168,7 @@ def fitted(rank_pool, job, parts):
     return recordings[0], history
 
 
-FAST = ["a schedule, and weights averaged every two steps", "a rate that falls on plateaus"]
+FAST = ["a schedule, and weights averaged every two steps"]
 
 
 @pytest.mark.parametrize("case", in_tiers(CASES, fast=FAST, slow="three fits per case"))

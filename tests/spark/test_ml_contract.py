@@ -20,6 +20,7 @@ from pyspark.ml.linalg import DenseVector, Vectors
 from pyspark.ml.param import Param, Params, shared
 from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
 from pyspark.ml.util import DefaultParamsReader
+from tiers import in_tiers
 
 from elephant import KerasEstimator, KerasModel
 from elephant.errors import ConfigurationError
@@ -418,10 +419,9 @@ CLASSIFIERS = {
 }
 
 
-@pytest.mark.parametrize(("loss", "activation", "probabilities_of"), CLASSIFIERS.values(), ids=CLASSIFIERS)
-def test_classifier_when_it_transforms_then_spark_s_evaluators_work_as_they_stand(
-    loss, activation, probabilities_of, spark
-):
+@pytest.mark.parametrize("case", in_tiers(CLASSIFIERS, fast=["logits"], slow="the same columns of another output"))
+def test_classifier_when_it_transforms_then_spark_s_evaluators_work_as_they_stand(case, spark):
+    loss, activation, probabilities_of = case
     x, labels = points()
     labels = np.minimum(labels, 1)
     frame = frame_of(spark, x, labels)

@@ -9,6 +9,7 @@ import h5py
 import keras
 import numpy as np
 import pytest
+from tiers import in_tiers
 
 from elephant import KerasModel, SparkMLlibModel, SparkModel, load_spark_model
 from elephant.errors import ConfigurationError
@@ -41,7 +42,7 @@ def model_with_settings():
     return model
 
 
-@pytest.mark.parametrize("suffix", [".keras", ".h5"])
+@pytest.mark.parametrize("suffix", in_tiers([".keras", ".h5"], fast=[".keras"], slow="the older format"))
 def test_model_when_saved_and_loaded_then_goes_on_as_it_would_have(tmp_path, suffix):
     model = model_with_settings()
     saved = SparkModel(
@@ -213,7 +214,9 @@ def test_export_when_written_then_serves_what_the_model_gives(tmp_path, monkeypa
         fitted.export(tmp_path / "other", format="pmml")
 
 
-@pytest.mark.parametrize("url", ["{0}/digits/1", "memory://broken-{1}/digits/1"])
+@pytest.mark.parametrize(
+    "url", in_tiers(["{0}/digits/1", "memory://broken-{1}/digits/1"], fast=["{0}/digits/1"], slow="another file system")
+)
 def test_export_when_a_copy_fails_then_leaves_nothing_behind(tmp_path, monkeypatch, url):
     fitted = KerasModel(model_source(model_with_settings(), {"squashed": squashed}))
     url, write = url.format(tmp_path, tmp_path.name), File.write

@@ -114,6 +114,9 @@ def test_run_when_the_function_uses_numpy_only_then_keras_is_not_imported(spark)
     assert run(spark, look, env={"ELEPHANT_TEST": "set"}) == [([], "set", "1", "-1")] * 2
 
 
+@pytest.mark.slow(
+    "three runs; test_warm_fits.py and tests/task/test_warm_processes.py hold what a forked process finds"
+)
 def test_run_when_it_is_repeated_then_ranks_come_from_a_server_that_knows_nothing_of_the_run_before(spark):
     """What would be a fresh process for a function is forked, without Keras, and with the environment of its run."""
 

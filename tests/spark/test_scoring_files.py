@@ -243,6 +243,7 @@ def test_scoring_when_it_cannot_begin_then_says_why_before_any_job(spark, tmp_pa
             call(7)
 
 
+@pytest.mark.slow("two jobs; the test of Parquet scores files, tests/data/test_delta.py reads versions")
 def test_scoring_when_given_a_delta_table_then_has_the_rows_of_its_version(spark, tmp_path):
     deltalake = pytest.importorskip("deltalake")
     table, path, model = table_of().append_column("k", pa.array(["a", "b"] * 25)), str(tmp_path), regression()

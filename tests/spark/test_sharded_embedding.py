@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from keras_reference import global_batches, split
 from spark_frames import partitioned_frame, split_rows
+from tiers import in_tiers
 
 import elephant
 from elephant import KerasEstimator, KerasModel, ShardedEmbedding
@@ -72,8 +73,15 @@ def predictions(fitted, frame):
 @pytest.mark.usefixtures("by_value")
 @pytest.mark.parametrize(
     "model",
-    [lambda path: model_of(), lambda path: build_model, lambda path: model_of(path=path)],
-    ids=["a model", "a function", "a model with a path"],
+    in_tiers(
+        {
+            "a model": lambda path: model_of(),
+            "a function": lambda path: build_model,
+            "a model with a path": lambda path: model_of(path=path),
+        },
+        fast=["a model"],
+        slow="another fit; tests/rank/test_divided_tables.py has a path, test_given_models.py a function",
+    ),
 )
 def test_fit_when_workers_have_parts_of_a_table_then_all_that_is_done_with_the_model_has_the_whole(
     spark, frame, expected, model, tmp_path

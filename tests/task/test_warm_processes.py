@@ -225,6 +225,7 @@ def test_process_when_its_server_and_then_it_are_killed_then_the_task_hears_that
     assert failure.kind == ENDED and "the server that it was forked from had ended before" in failure.message
 
 
+@pytest.mark.slow("waits for a frozen server, as the test of one that has served does")
 def test_process_when_its_server_is_frozen_then_its_end_is_known_in_seconds_and_the_server_ends(local):
     with Calls(WARM) as forked, Calls(WARM) as other:
         server = psutil.Process(forked(process_calls.parent))
