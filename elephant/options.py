@@ -135,7 +135,8 @@ def full_mode(mode: Any) -> Any:
 def _seconds(given: Any) -> dict[str, float]:
     """Returns seconds by their names in `Timeouts`, of which it raises the errors."""
     checked = asdict(Timeouts.of(given))
-    return {name: float(checked[name]) for name in (checked if isinstance(given, Timeouts) else given)}
+    named = checked if isinstance(given, Timeouts) else given
+    return {name: float(checked[name]) for name in named if checked[name] is not None}
 
 
 def _seconds_of_text(given: Any) -> dict[str, float]:

@@ -9,6 +9,7 @@ from elephant.errors import ConfigurationError
 from elephant.kinds import INTEGER, NUMBER, SWITCH, TEXTS, named_metric, one_of, plain
 from elephant.options import OPTION
 
+GIVEN_TIMEOUTS = {name: value for name, value in vars(Timeouts()).items() if value is not None}
 # An option, what is given, and what Python has of it.
 TAKEN = [
     ("epochs", np.int64(3), 3),
@@ -36,7 +37,7 @@ TAKEN = [
     ("weight_col", {np.str_("out"): np.str_("w")}, {"out": "w"}),
     ("class_weight", {np.int64(0): np.float32(0.5), 1: 2}, {0: 0.5, 1: 2.0}),
     ("timeouts", {"slots_s": np.float64(5)}, {"slots_s": 5.0}),
-    ("timeouts", Timeouts(slots_s=5), {**vars(Timeouts()), "slots_s": 5.0}),
+    ("timeouts", Timeouts(slots_s=5), {**GIVEN_TIMEOUTS, "slots_s": 5.0}),
 ]
 
 

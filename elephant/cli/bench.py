@@ -88,7 +88,7 @@ def measure(session: SparkSession, settings: Mapping[str, Any]) -> list[ScalingR
     from elephant.cli.doctor import DEFAULT_WORKERS
 
     files = read_rows(session, settings)
-    slots_s = Timeouts.of(settings.get("timeouts", {})).slots_s
+    slots_s = Timeouts.of(settings.get("timeouts", {})).slot_patience_s
     known = settings.get("workers")
     counts = known or workers_up_to(
         awaited_slots(session, DEFAULT_WORKERS, slots_s, functools.partial(note, NAME)) or DEFAULT_WORKERS

@@ -230,7 +230,7 @@ class ClusterExamination:
         self._timeout_s = timeout_s
         self._may_coordinate_on_executors = may_coordinate_on_executors(session)
         # Executors that are still starting when the session is already there.
-        awaited_slots(session, num_workers or 1, min(timeout_s, Timeouts().slots_s), _stay_silent)
+        awaited_slots(session, num_workers or 1, min(timeout_s, Timeouts().slot_patience_s), _stay_silent)
         self._num_workers = num_workers or count_slots(session) or 1
 
     def settings(self) -> list[CheckResult]:

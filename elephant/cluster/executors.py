@@ -25,6 +25,7 @@ from elephant.cluster.session import (
 )
 from elephant.cluster.spark_private import explained, java_context, pair_of
 from elephant.errors import ClusterError
+from elephant.timeouts import Timeouts
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
@@ -34,6 +35,7 @@ _TOO_FEW_S = 20.0
 _POLL_S = 0.5
 # Of the reason for which Spark has removed an executor.
 _DECOMMISSIONED = "decommission"
+_LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*")
 _LOOK_S = 2.0
 _NEWS_S = 0.05
 _USUAL_PART_BYTES, _MOST_PART_BYTES = 128 << 20, 1 << 30
@@ -261,6 +263,22 @@ def _parallelism(session: SparkSession) -> int | None:
     return None if splits is None else tasks_on(int(splits[1]), cpus_of_task(settings))
 
 
+def promised_executors(master: str, conf: Mapping[str, str]) -> int | None:
+    """Returns how many executors the application will have; None when nothing says, and 0 where it has no others.
+
+    >>> promised_executors("local-cluster[3,2,1024]", {}), promised_executors("k8s://x", {})
+    (3, None)
+    """
+    if local_cores(master) is not None:
+        # All slots are there at once: none is still to come.
+        return 0
+    cluster = _LOCAL_CLUSTER.fullmatch(master)
+    if cluster:
+        return int(cluster[1])
+    number = whole_number(conf, "spark.executor.instances", -1)
+    return None if number < 0 else number
+
+
 def promised_slots(master: str, conf: Mapping[str, str]) -> int | None:
     """Returns how many task slots the application will have when all its executors run; None when nothing says.
 
@@ -271,18 +289,20 @@ def promised_slots(master: str, conf: Mapping[str, str]) -> int | None:
     >>> promised_slots("yarn", {"spark.executor.instances": "2", "spark.executor.cores": "4"})
     8
     """
-    task_cpus = cpus_of_task(conf)
-    if local_cores(master) is not None:
-        # All of them are there at once: none is still to come.
-        return 0
-    cluster = re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*", master)
-    if cluster:
-        return int(cluster[1]) * tasks_on(int(cluster[2]), task_cpus)
-    if "spark.executor.instances" in conf:
-        return int(conf["spark.executor.instances"]) * tasks_on(
-            whole_number(conf, "spark.executor.cores", 1), task_cpus
-        )
-    return None
+    executors, cluster = promised_executors(master, conf), _LOCAL_CLUSTER.fullmatch(master)
+    cores = int(cluster[2]) if cluster else whole_number(conf, "spark.executor.cores", 1)
+    return None if executors is None else executors * tasks_on(cores, cpus_of_task(conf))
+
+
+def patient(session: SparkSession, timeouts: Timeouts, wanted: int) -> Timeouts:
+    """Returns the limits of waits for so many slots: longer ones where the cluster manager is to bring them, and may
+    need machines for that."""
+    master = setting(session, "spark.master") or ""
+    if not master.startswith(("yarn", "k8s")):
+        return timeouts
+    promised = promised_slots(master, session_settings(session)) or 0
+    are_coming = promised >= wanted or allocates_dynamically(session)
+    return timeouts.with_new_machines() if are_coming else timeouts
 
 
 def expected_slots(session: SparkSession, profile: TaskProfile | None = None) -> int | None:
@@ -323,16 +343,21 @@ def awaited_slots(
     slots = count_slots(session, profile)
     if slots is None:
         return None
-    promised = promised_slots(setting(session, "spark.master") or "", session_settings(session))
+    master, settings = setting(session, "spark.master") or "", session_settings(session)
+    promised, executors = promised_slots(master, settings), promised_executors(master, settings)
     if promised is not None and promised < wanted:
         # There will never be enough. How many there are, is known when those have come.
         wanted, timeout_s = promised, min(timeout_s, _TOO_FEW_S)
-    deadline = time.monotonic() + timeout_s
+    began = time.monotonic()
+    deadline = began + timeout_s
     if slots < wanted and time.monotonic() < deadline:
         note(f"waiting for {wanted} task slots: the cluster has {slots} so far")
     while slots < wanted and time.monotonic() < deadline:
         time.sleep(_POLL_S)
         slots = count_slots(session, profile) or 0
+        if executors is not None and len(running_executors(session) or ()) >= executors:
+            # All have come, and have fewer slots than their number lets expect: of devices, say.
+            deadline = min(deadline, began + _TOO_FEW_S)
     return slots
 
 

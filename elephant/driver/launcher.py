@@ -102,7 +102,7 @@ class SparkLauncher(Launcher):
         return SparkJob(session, f"elephant-{run.run_id}", action)
 
     def watch(self, timeouts: Timeouts) -> Callable[[], None]:
-        return ExecutorAbsence(self._rows.session, timeouts.executors_s).check
+        return ExecutorAbsence(self._rows.session, timeouts.executor_patience_s).check
 
 
 class SparkBarrierLauncher(SparkLauncher):

@@ -242,6 +242,7 @@ def _run_on_spark(
 ) -> list[Result]:
     from elephant.cluster.checks.preflight import LOOKS, Requirements, preflight_checked
     from elephant.cluster.checks.session_checks import encrypts
+    from elephant.cluster.executors import patient
     from elephant.cluster.row_source import NoRows
     from elephant.cluster.session import ports_of, session_settings
     from elephant.cluster.spark_job import counted, described
@@ -250,13 +251,14 @@ def _run_on_spark(
     from elephant.driver.run_ranks import RETRIES, results_of, run_ranks
     from elephant.monitor.progress import Progress
 
+    timeouts = patient(session, timeouts, request.num_workers)
     call, warm = pickled_call(fn, args, kwargs), warm_workers(session, timeouts)
     count = request.num_workers * request.gpus_per_worker
     requirements = Requirements(
         num_workers=request.num_workers,
         name="num_workers",
         keras=False,
-        slots_s=timeouts.slots_s,
+        slots_s=timeouts.slot_patience_s,
         request=request,
         encryption=encryption,
     )

@@ -50,7 +50,7 @@ class RestartsOfTasks:
             self.recovering,
             turns,
             ranks=[task * plan.gpus_per_worker for task in range(plan.slots_needed)],
-            slots_s=self.spec.timeouts.slots_s,
+            slots_s=self.spec.timeouts.slot_patience_s,
             end_attempt=self.end_attempt,
         )
 
@@ -90,7 +90,7 @@ def _same(rows: Any, spec: TaskSpec, progress: Progress) -> Any:
 def _with_slots(rows: Any, spec: TaskSpec, progress: Progress) -> Any:
     """Waits for slots that Spark missed: an executor that was lost counts as one of the cluster for some seconds."""
     needed = spec.plan.slots_needed
-    slots = awaited_slots(rows.session, needed, spec.timeouts.slots_s, progress.note, spec.plan.profile)
+    slots = awaited_slots(rows.session, needed, spec.timeouts.slot_patience_s, progress.note, spec.plan.profile)
     return rows if slots is not None and slots >= needed else None
 
 

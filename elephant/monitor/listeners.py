@@ -434,6 +434,13 @@ class MlflowListener(FitListener):
         about = {"signature": signature, "pip_requirements": requirements, "step": self._epoch}
         about["registered_model_name"] = _autolog_setting("registered_model_name", None)
         logged = mlflow.keras.log_model(model, name="model", **about)
+        own = {type(layer) for layer in flat_layers(model)}
+        if ours := sorted(kind.__name__ for kind in own if kind.__module__.startswith("elephant.")):
+            warnings.warn(
+                f"MLflow's model has layers of elephant: {', '.join(ours)}. Whoever loads it needs elephant, which is "
+                f"not among its requirements, and names the layer first: import elephant; elephant.{ours[0]}.",
+                stacklevel=2,
+            )
         if names := _unregistered(fitted):
             given = ", ".join(f"'{name}': {name}" for name in names)
             warnings.warn(
@@ -451,7 +458,7 @@ def _unregistered(fitted: Any) -> list[str]:
     # Besides the losses and metrics that the model holds; a lambda has no name.
     named = [value for name, value in fitted.source.custom_objects.items() if name.isidentifier()]
     kinds = [type(layer) for layer in flat_layers(fitted.model)]
-    own = {one for one in (*named, *kinds) if not one.__module__.startswith("keras.")}
+    own = {one for one in (*named, *kinds) if not one.__module__.startswith(("keras.", "elephant."))}
     return sorted({one.__name__ for one in own if keras.saving.get_registered_name(one) == one.__name__})
 
 

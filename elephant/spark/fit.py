@@ -16,7 +16,7 @@ from elephant.checkpoint.table_states import TableFiles, remove_files, tables_of
 from elephant.cluster.addresses import driver_addresses
 from elephant.cluster.checks.preflight import LOOKS, Requirements, preflight_checked
 from elephant.cluster.checks.session_checks import encrypts
-from elephant.cluster.executors import allocates_dynamically, is_decommissioned
+from elephant.cluster.executors import allocates_dynamically, is_decommissioned, patient
 from elephant.cluster.gpu_plan import ResourcePlan
 from elephant.cluster.piece_rows import in_virtual_shards
 from elephant.cluster.row_source import RowSource
@@ -339,9 +339,13 @@ def train_asynchronously(
 
 
 def _with_settings(job: TrainingJob, rows: RowSource) -> TrainingJob:
-    """Returns a job that has encryption and ports, also where these were left to the session's settings."""
+    """Returns a job that has encryption, ports and waits, also where these were left to the session."""
     config, settings = job.config, session_settings(rows.session)
-    changes = {"encryption": encrypts(config.encryption, settings), "ports": ports_of(config.ports, settings)}
+    changes: dict[str, Any] = {"encryption": encrypts(config.encryption, settings)}
+    changes["ports"] = ports_of(config.ports, settings)
+    if config.elastic is None:
+        # Others go on with the workers that are left.
+        changes["timeouts"] = patient(rows.session, config.timeouts, config.num_workers)
     return replace(job, config=config.changed(**changes))
 
 

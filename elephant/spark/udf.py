@@ -78,8 +78,9 @@ def predict_udf(
 ) -> Any:
     """Returns a Spark UDF that gives what the model gives.
 
-    Its arguments are columns, in the order of the model's inputs: arrays of numbers, nested to any depth; ml vectors;
-    numbers, several of which make one vector for a model with one input; strings for string inputs; binary tensors.
+    Its arguments are columns, in the order of the model's inputs, which is that of their sorted names where they are a
+    dictionary: arrays of numbers, nested to any depth; ml vectors; numbers, several of which make one vector for a
+    model with one input; strings for string inputs; binary tensors.
     Of a model with ``preprocessing`` they are the columns of its ``featuresCol``, in their order.
     Without returnType it returns a double where the model gives one number, else an ``array<float>``, laid flat; of
     several outputs a struct of these, by the outputs' names.

@@ -1,9 +1,13 @@
 """How many task slots an application has or will have, and whether a fit can run in them."""
 
+from types import SimpleNamespace
+
 from tables import every_case
 
+from elephant.cluster import executors
 from elephant.cluster.checks.session_checks import check_slots, check_some_slot
-from elephant.cluster.executors import Executor, promised_slots, slots_of
+from elephant.cluster.executors import Executor, awaited_slots, patient, promised_slots, slots_of
+from elephant.timeouts import Timeouts
 
 LOCAL = {"spark.master": "local[2]"}
 CLUSTER = {"spark.master": "spark://host:7077", "spark.task.cpus": "2"}
@@ -25,6 +29,50 @@ CLUSTER = {"spark.master": "spark://host:7077", "spark.task.cpus": "2"}
 )
 def test_promised_slots_when_the_configuration_is_known_then_counts_whole_tasks(master, conf, slots):
     assert promised_slots(master, conf) == slots
+
+
+def session_of(patch, **settings):
+    """A session of a cluster with these settings, whose JVM nobody asks."""
+    patch.setattr(executors, "session_settings", lambda session: session.settings)
+    patch.setattr(executors, "setting", lambda session, name: session.settings.get(name))
+    return SimpleNamespace(settings={f"spark.{name.replace('_', '.')}": value for name, value in settings.items()})
+
+
+FOUR = {"executor_instances": "4"}
+
+
+@every_case(
+    ("settings", "given", "waits"),
+    [
+        ({"master": "k8s://https://host", **FOUR}, {}, (600.0, 600.0)),
+        ({"master": "yarn", **FOUR}, {"executors_s": 5.0}, (600.0, 5.0)),
+        ({"master": "yarn", **FOUR}, {"slots_s": 0}, (0.0, 600.0)),
+        ({"master": "yarn", "dynamicAllocation_enabled": "true"}, {}, (600.0, 600.0)),
+        # There will never be enough.
+        ({"master": "yarn", "executor_instances": "2"}, {}, (30.0, 60.0)),
+        ({"master": "yarn"}, {}, (30.0, 60.0)),
+        ({"master": "spark://host:7077", **FOUR}, {}, (30.0, 60.0)),
+    ],
+)
+def test_waits_when_a_cluster_manager_brings_what_it_has_promised_then_leave_time_for_machines(
+    monkeypatch, settings, given, waits
+):
+    found = patient(session_of(monkeypatch, **settings), Timeouts(**given), wanted=4)
+    assert (found.slot_patience_s, found.executor_patience_s) == waits
+
+
+def test_slots_when_all_promised_executors_have_come_with_too_few_then_are_not_waited_for(monkeypatch):
+    session, clock, counts = (
+        session_of(monkeypatch, master="yarn", **FOUR),
+        iter(range(0, 3000, 50)),
+        iter([1, 2, 2, 2]),
+    )
+    monkeypatch.setattr(executors, "time", SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda seconds: None))
+    monkeypatch.setattr(executors, "count_slots", lambda session, profile: next(counts))
+    came = iter([["0"], ["0", "1", "2", "3"]])
+    monkeypatch.setattr(executors, "running_executors", lambda session: next(came))
+    # As where half of the executors have no device.
+    assert awaited_slots(session, 4, 600.0, lambda text: None) == 2 and list(counts) == [2]
 
 
 @every_case(

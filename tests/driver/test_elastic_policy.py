@@ -93,6 +93,12 @@ def test_policy_when_hosts_come_and_go_then_decides_as_the_table_says(name):
     play(ElasticPolicy(least, most, slots_s=SLOTS_S), events)
 
 
+def test_policy_when_machines_have_to_be_started_then_waits_longer_for_the_fewest_and_not_for_more():
+    policy = ElasticPolicy(2, 4, slots_s=SLOTS_S, least_s=600.0)
+    events = [starts(4, 4), loss(), waits(3, 29.0), starts(3, 3, SLOTS_S), loss(), waits(1, 599.0), gives_up(1, 600.0)]
+    play(policy, events)
+
+
 def test_policy_when_restarts_are_limited_then_counts_losses_and_not_growth():
     policy = ElasticPolicy(1, 4, slots_s=SLOTS_S, max_restarts=2)
     play(policy, [starts(2, 2), loss(), starts(2, 2), epoch(4, grows=True), starts(4, 4), loss(further=False),

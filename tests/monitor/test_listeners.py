@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 from mlflow_state import own_mlflow
 
+import elephant
 from elephant.cli.event_file import find_events
 from elephant.errors import ConfigurationError
 from elephant.monitor.events import (
@@ -361,6 +362,13 @@ def test_mlflow_when_a_layer_is_not_registered_then_says_how_a_new_process_loads
     assert done.returncode == 0, done.stderr[-2000:]
     wanted = fitted.model.predict(np.ones((1, 3), "float32"), verbose=0)
     np.testing.assert_allclose(json.loads(done.stdout.splitlines()[-1]), wanted, rtol=1e-6)
+
+
+def test_mlflow_when_a_model_has_layers_of_elephant_then_says_what_loading_it_needs(mlflow):
+    fitted = Fitted(elephant.ShardedEmbedding(5, 2), keras.layers.Flatten())
+    told = "layers of elephant: ShardedEmbedding. .* import elephant; elephant.ShardedEmbedding."
+    with mlflow.start_run(), pytest.warns(UserWarning, match=told):
+        fit(1, fitted)
 
 
 def test_mlflow_when_autologging_is_on_and_no_hook_has_opened_a_run_then_the_fit_opens_one_and_registers_its_model(

@@ -190,7 +190,7 @@ class Requirements:
             backend=backend,
             rows_bytes=rows_bytes,
             packages=packages,
-            slots_s=config.timeouts.slots_s,
+            slots_s=config.timeouts.slot_patience_s,
             request=ResourceRequest.of_fit(config),
             encryption=config.encryption,
         )

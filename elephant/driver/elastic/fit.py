@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from elephant.checkpoint.manager import CheckpointSink
 from elephant.checkpoint.state import FitState
 from elephant.cluster.checks.preflight import active_stages
-from elephant.cluster.executors import TaskProfile, allocates_dynamically, count_slots
+from elephant.cluster.executors import TaskProfile, allocates_dynamically, count_slots, patient
 from elephant.cluster.gpu_plan import ResourceRequest, plan, scheduling_settings
 from elephant.cluster.session import is_true, jvm_context, local_cores, setting
 from elephant.cluster.spark_job import SparkJob, counted, described
@@ -92,9 +92,12 @@ class ElasticFit:
         least, most = config.elastic
         _require_session(session, config.elastic)
         master = setting(session, "spark.master") or ""
+        slots_s, least_s = 0.0, 0.0
         # A local master has all its slots at once.
-        slots_s = 0.0 if local_cores(master) is not None else config.timeouts.slots_s
-        policy = ElasticPolicy(least, most, slots_s=slots_s, max_restarts=config.max_restarts)
+        if local_cores(master) is None:
+            slots_s = config.timeouts.slot_patience_s
+            least_s = patient(session, config.timeouts, least).slot_patience_s
+        policy = ElasticPolicy(least, most, slots_s=slots_s, least_s=least_s, max_restarts=config.max_restarts)
         is_dynamic, profile = allocates_dynamically(session), _profile(session, config)
         if is_dynamic and profile is not None:
             raise UnsupportedError(

@@ -38,7 +38,8 @@ class ElasticPolicy:
     Args:
         least: The fewest workers.
         most: The most.
-        slots_s: Seconds that the fit waits for slots.
+        slots_s: Seconds that the fit waits for slots, before it goes on with fewer.
+        least_s: Seconds that it waits for those of the fewest workers, before it ends; None takes ``slots_s``.
         max_restarts: Losses that the fit goes on after; 0 does not count those after which it has come further, and
             ends it with the third loss in a row without.
 
@@ -55,12 +56,15 @@ class ElasticPolicy:
     (2, True)
     """
 
-    def __init__(self, least: int, most: int, *, slots_s: float, max_restarts: int = 0) -> None:
+    def __init__(
+        self, least: int, most: int, *, slots_s: float, least_s: float | None = None, max_restarts: int = 0
+    ) -> None:
         self.least = least
         self.most = most
         self.workers: int | None = None
         self.restarts = 0
         self._slots_s = slots_s
+        self._least_s = slots_s if least_s is None else least_s
         self._max_restarts = max_restarts
         self._fruitless = 0
         # Below which the next attempt waits.
@@ -75,7 +79,7 @@ class ElasticPolicy:
             are_coming: Whether more are just being started.
         """
         enough = slots >= self._awaited and (slots >= self.most or not are_coming)
-        if not enough and waited_s < self._slots_s:
+        if not enough and waited_s < (self._slots_s if slots >= self.least else self._least_s):
             return Decision(Action.WAIT)
         if slots < self.least:
             return Decision(Action.GIVE_UP)

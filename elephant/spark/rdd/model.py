@@ -12,7 +12,7 @@ import numpy as np
 from pyspark import RDD
 
 from elephant.backends.keras_private import metrics_in_order
-from elephant.cluster.executors import awaited_slots, expected_slots
+from elephant.cluster.executors import awaited_slots, expected_slots, patient
 from elephant.cluster.gpu_plan import ResourceRequest, plan, scheduling_settings
 from elephant.cluster.row_source import RddRows, dealt, session_of
 from elephant.cluster.spark_job import described
@@ -131,7 +131,7 @@ def chosen_workers(
         return chosen
     if not config.takes_steps_together:
         return wanted
-    slots = awaited_slots(session, wanted, config.timeouts.slots_s, note, profile)
+    slots = awaited_slots(session, wanted, patient(session, config.timeouts, wanted).slot_patience_s, note, profile)
     if slots is None or not 0 < slots < wanted:
         return wanted
     warn_user(
