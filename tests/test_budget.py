@@ -41,6 +41,7 @@ def test_run_when_tests_are_over_budget_twice_then_fails_the_second_time(suite_o
     assert re.search(f"budget: FAILED: {test}; {TWICE_OVER}", said)
 
 
+@pytest.mark.slow("runs of a tiny suite; the first test has such runs, and budgets are of `make test-all`")
 def test_run_when_the_one_before_was_within_budget_then_only_warns(suite_of, tmp_path):
     suite = suite_of({"tests/a/test_a.py": SLOW})
     quick = SLOW.replace("0.4", "0")
@@ -50,6 +51,7 @@ def test_run_when_the_one_before_was_within_budget_then_only_warns(suite_of, tmp
         assert (status, "budget: warning" in said) == (0, warned)
 
 
+@pytest.mark.slow("runs of a tiny suite; the first test has such runs, and budgets are of `make test-all`")
 def test_run_when_it_remembers_no_run_before_then_only_warns(suite_of):
     suite = suite_of({"tests/b/test_b.py": SLOW, "tests/a/test_a.py": SLOW})
     for _ in range(2):
@@ -67,6 +69,7 @@ def test_run_when_all_its_tests_together_are_over_budget_then_fails_at_once(suit
     assert re.findall("budget: warning: (.*) took", said) == ["tests/b"]
 
 
+@pytest.mark.slow("runs of a tiny suite; the first test has such runs, and budgets are of `make test-all`")
 def test_run_when_the_machine_is_slower_than_that_of_the_budget_then_everything_may_take_longer(suite_of, tmp_path):
     suite = suite_of({"tests/b/test_b.py": SLOW, "tests/a/test_a.py": SLOW})
     for cpu_s, is_over in ((1e-6, False), (1e6, True)):
@@ -81,6 +84,7 @@ def test_budget_when_its_folders_are_summed_then_takes_two_processes_40_minutes(
     assert sum(limits.folders.values()) / 2 <= 40 * 60
 
 
+@pytest.mark.slow("runs of a tiny suite; the first test has such runs, and budgets are of `make test-all`")
 def test_run_when_it_is_of_some_tests_or_has_no_budget_then_judges_nothing(suite_of):
     suite = suite_of({"tests/b/test_b.py": SLOW})
     assert suite.run("--budget=budget.toml")[0] == 0

@@ -192,6 +192,7 @@ def test_loop_of_ones_own_when_ranks_have_different_rows_then_equals_one_process
         assert largest_difference(weights, expected) <= 1e-5
 
 
+@pytest.mark.slow("another op of this backend; tests/training/test_ops.py has it, also in `make test BACKEND=jax`")
 def test_gradients_when_ranks_compute_losses_together_then_equal_one_process(pool):
     assert_equal_to_one_process(pool.run(rank_gradients, [(*rows_of(rank), VALUE) for rank in range(3)]))
 

@@ -125,7 +125,7 @@ def test_nodes_when_one_is_slow_and_one_is_frozen_for_a_while_then_the_sum_is_ke
     assert all(exchanges > steps / 4 for _, exchanges, _, _ in (results[0], results[2]))
 
 
-@pytest.mark.parametrize("algorithm", sorted(WEIGHTS))
+@pytest.mark.parametrize("algorithm", in_tiers(sorted(WEIGHTS), fast=["sgp"], slow="the same node, other averages"))
 def test_nodes_when_one_is_killed_then_the_others_go_on_and_lack_no_more_than_it_held(algorithm):
     steps = 150
     with workers(algorithm, steps) as (pipes, processes):

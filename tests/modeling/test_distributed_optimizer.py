@@ -266,6 +266,7 @@ def gan(batches, wrap):
     return [*generator.get_weights(), *discriminator.get_weights()]
 
 
+@pytest.mark.slow("two optimizers in a loop; the loop below has one, and tests/rank/test_own_steps.py two")
 def test_gan_when_two_optimizers_step_in_one_graph_then_equals_one_process(rank_pool):
     steps = batches_of([(4, 4)] * 10)
     expected = gan(together(steps), False)

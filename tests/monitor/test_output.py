@@ -10,6 +10,7 @@ import time
 import pytest
 
 from elephant.config import Timeouts
+from elephant.monitor import log_stream
 from elephant.monitor.channel import Channel
 from elephant.monitor.events import Printed
 from elephant.monitor.log_stream import BURST_LINES, OutputStream, TokenBucket
@@ -95,7 +96,8 @@ def test_stream_when_it_says_nothing_for_long_then_its_rank_is_neither_silent_no
     assert [event.lines for event in heard(channel)] == [["second"]]
 
 
-def test_stream_when_the_driver_is_gone_then_lines_are_lost_and_nothing_else(channel):
+def test_stream_when_the_driver_is_gone_then_lines_are_lost_and_nothing_else(channel, monkeypatch):
+    monkeypatch.setattr(log_stream, "_SEND_S", 1.0)
     stream = stream_to(channel.port)
     stream.add("first")
     assert channel.next_event(10.0) is not None

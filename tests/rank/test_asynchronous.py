@@ -199,7 +199,9 @@ def test_weights_when_exchanged_in_the_background_then_equal_steps_on_weights_on
 
 
 # Norms are of what all servers have: of everything, and of a variable.
-@pytest.mark.parametrize("clip", ["global_clipnorm", "clipnorm"])
+@pytest.mark.parametrize(
+    "clip", in_tiers(["global_clipnorm", "clipnorm"], fast=["global_clipnorm"], slow="another norm")
+)
 def test_weights_when_there_are_several_servers_then_equal_one_process(rank_pool, clip):
     columns = classifier_data(17)
     model = regression_model(keras.optimizers.Adam(0.01, **{clip: 0.1}))

@@ -48,7 +48,7 @@ RULES = {
         optimizers.Adam(0.01, global_clipnorm=0.3), initial_scale=8.0, dynamic_growth_steps=3
     ),
 }
-FAST = ["momentum", "adam", "global_clipnorm", "loss_scale"]
+FAST = ["adam", "global_clipnorm"]
 
 
 class Slots(keras.callbacks.Callback):
@@ -151,7 +151,7 @@ MODELS = {
     "source",
     in_tiers(
         MODELS,
-        fast=["fewer variables than ranks", "no gradient on a rank", "compiled"],
+        fast=["fewer variables than ranks", "no gradient on a rank"],
         slow="another model; tests/rank has its parts",
     ),
 )
@@ -207,7 +207,10 @@ def states(rank_pool):
 
 
 @pytest.mark.parametrize("ranks", in_tiers([1, 2, 3], fast=[2], slow="another number of ranks"))
-@pytest.mark.parametrize("is_divided", [False, True], ids=["whole", "divided"])
+@pytest.mark.parametrize(
+    "is_divided",
+    in_tiers({"whole": False, "divided": True}, fast=["divided"], slow="the same states, the other way"),
+)
 def test_fit_when_it_goes_on_with_others_then_begins_with_the_whole_state(rank_pool, states, ranks, is_divided):
     whole, divided = states
     assert whole.facts == divided.facts and whole.arrays.keys() == divided.arrays.keys()
@@ -220,6 +223,7 @@ def test_fit_when_it_goes_on_with_others_then_begins_with_the_whole_state(rank_p
     assert_same_bits(again.variables, expected.variables)
 
 
+@pytest.mark.slow("three fits; the test above goes on with other ranks, and test_elastic.py changes their number")
 def test_fit_when_its_ranks_become_more_and_fewer_within_epochs_then_equals_one_process(rank_pool):
     recording, batches = fit_of_changing_ranks(rank_pool, model_of(), DATA, batch_size=4, shard_optimizer=True)
     weights, _ = fit_one_process(model_of(), batches, 2)

@@ -42,6 +42,7 @@ def test_collector_when_imports_are_over_then_is_as_before_and_leaves_what_was_i
         gc.enable()
 
 
+@pytest.mark.slow("imports all packages in a process; the tests above hold what is passed over, and for how long")
 def test_fit_program_when_prepared_then_keras_is_there_and_sklearn_can_still_be_imported():
     code = """if True:
         import json, sys

@@ -13,6 +13,7 @@ from keras_reference import (
     split,
 )
 from tables import every_case
+from tiers import in_tiers
 
 from elephant.errors import ConfigurationError
 
@@ -56,7 +57,7 @@ def play_local_sgd(build, parts, every, epochs):
 WINDOWS = {"3 uneven": (3, (29, 9, 0)), "epoch uneven": ("epoch", (29, 9))}
 
 
-@pytest.mark.parametrize("case", WINDOWS.values(), ids=WINDOWS)
+@pytest.mark.parametrize("case", in_tiers(WINDOWS, fast=["3 uneven"], slow="another frequency"))
 def test_weights_when_ranks_train_alone_then_equal_the_weighted_average(rank_pool, case):
     frequency, sizes = case
 

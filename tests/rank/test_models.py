@@ -22,7 +22,7 @@ ROWS = sum(SIZES)
 
 # One rank trains another one with weights of classes, below.
 KINDS = [kind for kind in (*model_zoo.SAVED, *model_zoo.BUILT) if kind is not model_zoo.binary_with_class_weights]
-BY_RANKS = ["dictionaries", "text", "sparse_input", "subclass", "own_loss"]
+BY_RANKS = ["dictionaries", "text", "sparse_input", "own_loss"]
 # What workers push and report depends on inputs, outputs, sequences and weights of classes, and on whose step it is.
 BY_WORKERS = ["dictionaries"]
 OF_WORKERS = [*BY_WORKERS, "masked_rnn", "one_hot_with_class_weights", "nested", "sparse_input", "frozen", "vae"]

@@ -191,6 +191,9 @@ def test_weights_when_somebody_is_killed_in_mid_fit_then_are_the_exact_sum_of_al
     assert all(recording.parts[-1].epoch == epochs - 1 for recording in recordings)
 
 
+@pytest.mark.slow(
+    "waits; tests/parameter_server/test_client.py holds the wait, test_epochs.py that its seconds are told"
+)
 def test_workers_when_a_slow_one_is_waited_for_then_tell_how_long(rank_pool):
     parts = [whole_numbers(8, 0), whole_numbers(8, 1)]
     job = job_for(linear_model, mode="asynchronous", num_workers=2, epochs=3, batch_size=2)

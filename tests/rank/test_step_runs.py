@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 from keras_reference import classifier_data, fit_one_process, global_batches, job_for, largest_difference, split
+from tiers import in_tiers
 
 from elephant.backends import current
 from elephant.backends.gradient_averager import GradientAverager
@@ -228,8 +229,16 @@ def test_steps_when_places_are_repeated_for_each_row_then_their_graph_leaves_the
 
 
 @RUNS
-@pytest.mark.parametrize(("sizes", "epochs"), [((200,), 3), ((201, 137), 40)], ids=str)
-def test_fit_when_steps_are_taken_in_runs_then_equals_one_process_with_each_row_counted_once(rank_pool, sizes, epochs):
+@pytest.mark.parametrize(
+    "case",
+    in_tiers(
+        {"one rank": ((200,), 3), "two ranks": ((201, 137), 3), "forty epochs": ((201, 137), 40)},
+        fast=["one rank", "two ranks"],
+        slow="many more of the same epochs",
+    ),
+)
+def test_fit_when_steps_are_taken_in_runs_then_equals_one_process_with_each_row_counted_once(rank_pool, case):
+    sizes, epochs = case
     parts = split(classifier_data(sum(sizes)), sizes)
     model = small_model()
     expected, history = fit_one_process(model, list(global_batches(parts, 4, epochs)), epochs=epochs)

@@ -13,6 +13,7 @@ from keras_reference import (
     regression_model,
     split,
 )
+from tiers import in_tiers
 
 from elephant.data.epoch_plan import EpochPlan, row_order
 from elephant.rank.job import epoch_plan
@@ -35,7 +36,7 @@ def shuffled(epoch, rank, rows):
 CASES = {"3 uneven": (3, (23, 8)), "7 one empty": (7, (19, 0, 11))}
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("case", in_tiers(CASES, fast=["7 one empty"], slow="other sizes"))
 def test_weights_and_history_when_epochs_have_so_many_steps_then_equal_one_process(rank_pool, case):
     steps, sizes = case
     columns = classifier_data(sum(sizes))

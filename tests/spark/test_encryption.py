@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from keras_reference import classifier_data, regression_model
 from spark_frames import partitioned_frame, split_rows
-from tiers import in_tiers
 
 import elephant
 from elephant import KerasEstimator
@@ -54,14 +53,8 @@ def total():
     return float(elephant.collective.allreduce(np.array([elephant.collective.rank() + 1.0]))[0])
 
 
-@pytest.mark.parametrize(
-    "options",
-    in_tiers(
-        {"allreduce": {}, "server": {"aggregation": "server", "parameterServers": 2}},
-        fast=["allreduce"],
-        slow="two more fits; tests/parameter_server has servers that encrypt",
-    ),
-)
+@pytest.mark.slow("two fits; tests/driver/test_encryption.py compares their bits, the runs below encrypt on Spark")
+@pytest.mark.parametrize("options", [{}, {"aggregation": "server", "parameterServers": 2}], ids=["allreduce", "server"])
 def test_fit_when_encrypted_then_its_weights_are_bit_for_bit_those_of_a_plain_one(spark, tokens, options):
     (plain, history), (encrypted, other_history) = (
         weights_of(spark, encryption=encryption, **options) for encryption in (False, True)

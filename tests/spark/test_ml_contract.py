@@ -373,6 +373,7 @@ def models_of(grid):
     return [value for one in grid for value in one.values()]
 
 
+@pytest.mark.slow("six models; the test of stages saves one alone and in a pipeline")
 def test_tuning_when_its_grid_is_over_models_then_is_saved_and_loaded_with_them(source, tmp_path):
     stage = KerasEstimator(source)
     fitted = KerasModel(model_source(binary_model(seed=6)), history={"loss": [0.5]})
@@ -444,6 +445,7 @@ def test_classifier_when_it_transforms_then_spark_s_evaluators_work_as_they_stan
     assert [row.prediction for row in left_out.collect()] == prediction.tolist()
 
 
+@pytest.mark.slow("three models that predict; the test of evaluators holds the columns that OneVsRest reads")
 def test_one_vs_rest_when_it_has_a_weight_column_then_each_classifier_gets_it(source, spark, tmp_path, monkeypatch):
     x, labels = points()
     frame = frame_of(spark, x, labels)

@@ -101,7 +101,8 @@ def test_compute_when_the_process_has_died_between_two_jobs_then_another_compute
     assert other != process and rows == [1, 2]
 
 
-def test_compute_when_the_process_has_frozen_between_two_jobs_then_another_computes():
+def test_compute_when_the_process_has_frozen_between_two_jobs_then_another_computes(monkeypatch):
+    monkeypatch.setattr(model_cache, "_WELL_S", 1.0)
     ((process, _, _), _) = compute(where)
     frozen = psutil.Process(process)
     frozen.suspend()

@@ -22,6 +22,7 @@ from leaks import nothing_left_behind as nothing_left_behind
 from process_calls import Calls
 from process_tree import work_folder_of
 from tables import every_case
+from tiers import in_tiers
 
 from elephant.cluster.warm_workers import COLD, WarmWorkers
 from elephant.errors import ENDED
@@ -639,7 +640,9 @@ def test_server_when_none_may_wait_then_none_is_started_ahead(local):
     assert list(local.iterdir()) == []
 
 
-@pytest.mark.parametrize("backend", [None, "jax"], ids=["server", "with spares"])
+@pytest.mark.parametrize(
+    "backend", in_tiers({"server": None, "with spares": "jax"}, fast=["with spares"], slow="the same without spares")
+)
 def test_server_when_it_is_asked_to_leave_then_does_so_after_its_last_process(local, backend):
     with Calls(WARM, backend=backend) as forked:
         server = psutil.Process(forked(process_calls.parent))
@@ -827,7 +830,10 @@ def test_process_when_it_is_stopped_and_its_server_killed_before_then_ends_with_
     assert not os.path.exists(folder)
 
 
-@pytest.mark.parametrize("frozen", [False, True], ids=["running", "frozen"])
+@pytest.mark.parametrize(
+    "frozen",
+    in_tiers({"running": False, "frozen": True}, fast=["running"], slow="killed in the same way"),
+)
 def test_process_when_executor_and_task_are_killed_then_nothing_of_it_is_left(executor, local, frozen):
     java, task, forked, server, _ = executor
     if frozen:
