@@ -110,13 +110,13 @@ class Training:
         path = self._folder / address
         return path.stat().st_size if path.exists() else 0
 
-    def await_line(self, text):
+    def await_line(self, text, timeout_s=OUTCOME_S):
         """Waits until the driver says something of this fit."""
-        self.await_(lambda: any(text in line for line in self._driver.said[self._begin :]))
+        self.await_(lambda: any(text in line for line in self._driver.said[self._begin :]), timeout_s)
 
-    def await_(self, condition):
+    def await_(self, condition, timeout_s=OUTCOME_S):
         """Waits until something is so; fails when the fit ends before."""
-        deadline = time.monotonic() + OUTCOME_S
+        deadline = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline and not self._driver.has_answered, "".join(self._driver.said[-60:])
             time.sleep(0.02)

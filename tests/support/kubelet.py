@@ -98,9 +98,13 @@ class Kubelet:
         hosts: Network namespaces; each holds one pod at a time, and there is no room for more.
         image: What containers start with, whatever image they name.
         folder: Where files of pods lie.
+
+    Attributes:
+        next_machine_at: Before that time of `time.monotonic`, no pod starts: the machine for it is on its way.
     """
 
     def __init__(self, api, hosts, image, folder):
+        self.next_machine_at = 0.0
         self._api, self._image, self._folder = api, image, folder
         # The one that was free for longest comes first: a pod that replaces another one has another address.
         self._free = deque(hosts)
@@ -159,7 +163,8 @@ class Kubelet:
         for uid, pod in list(self._pods.items()):
             self._follow(uid, pod, is_deleted=uid not in known)
         for uid, body in known.items():
-            if body["status"]["phase"] == "Pending" and uid not in self._pods and self._free:
+            has_room = self._free and time.monotonic() >= self.next_machine_at
+            if has_room and body["status"]["phase"] == "Pending" and uid not in self._pods:
                 self._start(uid, body)
         self._tell_names()
 
