@@ -63,7 +63,7 @@ _NOT_RUN = {
 # Where the image for Kubernetes has the jobs.
 _IN_IMAGE = "local:///opt/elephant/"
 # Programs of others, whose options are not looked at.
-_OTHERS = {"pip", "docker", "curl", "venv-pack", "aws", "gcloud"}
+_OTHERS = {"pip", "docker", "curl", "venv-pack", "aws", "gcloud", "git"}
 
 # Reads the words of programs with their own parsers, and stops where they would begin to work. Each line of standard
 # input is a list of words: a file or a module behind -m, and its arguments.
