@@ -39,6 +39,7 @@ _ELSEWHERE = {
     ("callbacks.md", 5): "needs Comet; tests/trackers runs its callback",
     ("connect.md", 0): "needs a server of Spark Connect; tests/spark_connect runs the same on one",
     ("databricks.md", 0): "needs Databricks; its words are those of other pages",
+    ("databricks.md", 1): "as the block before it",
     ("files.md", 1): "needs the jars of Delta Lake and Iceberg; tests/spark/test_lakehouse.py runs the same with them",
     ("from_horovod.md", 1): "needs executors with GPUs; tests/spark/test_gpus.py runs the same on invented ones",
     ("from_horovod.md", 2): "as the block before it",
