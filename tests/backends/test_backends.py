@@ -90,6 +90,7 @@ def test_weights_and_history_when_ranks_are_uneven_then_equal_one_process(pool):
         np.testing.assert_allclose([logs[name] for logs in recordings[0].epochs], values, rtol=1e-5)
 
 
+@pytest.mark.slow("a fit; tests/rank/test_asynchronous.py has it, also in `make test BACKEND=jax`")
 def test_weights_when_one_asynchronous_worker_trains_then_equal_one_process(pool):
     columns = classifier_data(18)
     job = job_for(built(adam), mode="asynchronous", epochs=2, batch_size=4, shuffle=False)

@@ -65,6 +65,9 @@ def job_on_devices(**options):
     return job_for(lambda: small_model(keras.optimizers.Adam(0.01)), gpu_transport="nccl", **options)
 
 
+@pytest.mark.slow(
+    "processes of its own; the averages below are of joined devices, and test_jax_distribution.py fits on such"
+)
 def test_weights_when_ranks_are_uneven_then_equal_one_process(pool):
     columns = classifier_data(sum(SIZES))
     columns["weight"] = np.random.default_rng(3).uniform(0, 2, sum(SIZES)).astype("float32")

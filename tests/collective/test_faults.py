@@ -13,7 +13,7 @@ TRANSPORTS = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 UNSEEN = pytest.mark.parametrize("way", in_tiers(WAYS, fast=["host", "tcp"], slow="waits as a plain connection does"))
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", in_tiers([2, 4], fast=[4], slow="fewer ranks"))
 @TRANSPORTS
 def test_killed_rank_in_an_allreduce_is_seen_by_all_others(start_processes, world_size, way):
     processes = start_processes(world_size, "reduce_without_end", **way)

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from tiers import in_tiers
 
 from elephant.data.schema import RowSpec, TensorSpec
 from elephant.errors import ConfigurationError
@@ -73,7 +74,7 @@ def of_ten_rows(stateful=False):
     return model, np.random.default_rng(3).normal(size=(20, 4, 2)).astype("float32")
 
 
-@pytest.mark.parametrize("num_rows", [1, 7, 10])
+@pytest.mark.parametrize("num_rows", in_tiers([1, 7, 10], fast=[7], slow="another number of rows"))
 def test_servable_when_its_batches_have_one_size_then_takes_fewer_rows_too(num_rows):
     model, rows = of_ten_rows()
     labels = rows[:, :, 0].sum(axis=1)

@@ -151,7 +151,7 @@ MODELS = {
     "source",
     in_tiers(
         MODELS,
-        fast=["fewer variables than ranks", "no gradient on a rank"],
+        fast=["fewer variables than ranks"],
         slow="another model; tests/rank has its parts",
     ),
 )
@@ -160,7 +160,8 @@ def test_fit_when_a_model_has_odd_variables_or_steps_then_has_the_same_bits(rank
     assert_same_bits(divided.variables, whole.variables)
 
 
-@pytest.mark.parametrize("compression", in_tiers([None, "int8"], fast=["None"], slow="the bits of the average differ"))
+@pytest.mark.slow("two fits over TCP; test_overlap.py has buckets, and tests/collective every way to other ranks")
+@pytest.mark.parametrize("compression", [None, "int8"])
 def test_fit_when_ranks_are_on_several_hosts_then_has_the_same_bits(rank_pool, compression):
     more = {"bucket_bytes": 64, "compression": compression}
     whole, divided = fits(rank_pool, model_of, transport="tcp", **more)

@@ -152,7 +152,8 @@ def test_fit_when_it_goes_on_with_other_ranks_then_begins_with_the_whole_table(r
     np.testing.assert_array_equal(trained(again)[-1], table)
 
 
-@pytest.mark.parametrize("has_path", in_tiers([False, True], fast=[False], slow="a folder; the test above has one"))
+@pytest.mark.slow("three fits; the test above goes on with other ranks, and test_elastic.py changes their number")
+@pytest.mark.parametrize("has_path", [False, True])
 def test_fit_when_its_ranks_become_more_and_fewer_within_epochs_then_equals_keras_on_all_rows(
     rank_pool, tmp_path, has_path
 ):

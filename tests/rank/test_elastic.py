@@ -57,6 +57,7 @@ def test_weights_when_trained_by_any_number_of_ranks_then_equal_one_process(rank
     assert largest_difference(recordings[0].variables[: len(expected)], expected) <= TOLERANCE
 
 
+@pytest.mark.slow("a fit; in test_synchronous.py a rank has no rows, and the tests above deal them to any ranks")
 def test_weights_when_ranks_have_steps_without_rows_then_equal_one_process(rank_pool):
     columns = in_pieces(classifier_data(31), crowded=True)
     model = regression_model(keras.optimizers.SGD(0.05, momentum=0.9), metrics=["mae"])

@@ -179,6 +179,7 @@ def test_evaluate_when_each_token_or_pixel_has_a_weight_then_equals_one_process(
     assert combined(evaluation, parts) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow("a fit; the test above evaluates with such weights, test_synchronous.py validates")
 def test_fit_when_weighted_rows_are_for_validation_then_equals_evaluate(rank_pool):
     build = tagger(SPARSE)
     marked = np.arange(ROWS) % 3 == 0

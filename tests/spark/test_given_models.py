@@ -41,7 +41,7 @@ def given_as(form, model, folder):
 FORMS = ["model", "model that was saved as .h5", "function", ".keras", ".h5", "path of .keras", "fitted"]
 
 
-@pytest.mark.parametrize("form", in_tiers(FORMS, fast=["model", ".keras", "function"], slow="a form of these"))
+@pytest.mark.parametrize("form", in_tiers(FORMS, fast=["model", ".keras"], slow="a form of these"))
 def test_model_when_given_in_any_form_then_goes_on_where_it_was(tmp_path, form):
     model = trained_model()
     source = source_of(given_as(form, model, tmp_path))

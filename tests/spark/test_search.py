@@ -47,6 +47,9 @@ def source(spark, tmp_path):
     assert keeps_nothing(spark)
 
 
+@pytest.mark.slow(
+    "four fits; folds equal one process with rows read once, and the trial that fails has another beside it"
+)
 def test_search_when_trials_run_at_once_then_the_best_equals_one_process_and_rows_were_read_once(spark, source):
     rates = [1e-6, 0.01, 0.05]
     study = grid(learningRate=rates)

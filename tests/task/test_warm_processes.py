@@ -449,7 +449,14 @@ def test_process_when_its_environment_cannot_be_then_says_so_as_of_a_fresh_one()
 
 
 @pytest.mark.parametrize("backend", [None, "jax"], ids=["server", "spare"])
-@pytest.mark.parametrize("text", ["raise ImportError('half')", "raise SystemExit('no')"], ids=["raises", "exits"])
+@pytest.mark.parametrize(
+    "text",
+    in_tiers(
+        {"raises": "raise ImportError('half')", "exits": "raise SystemExit('no')"},
+        fast=["raises"],
+        slow="another exception",
+    ),
+)
 def test_process_when_the_import_fails_then_is_fresh_and_has_imported_nothing(
     other_modules, local, monkeypatch, backend, text
 ):

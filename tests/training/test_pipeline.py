@@ -267,8 +267,16 @@ CASES = {
     ),
     "shared weights in one stage": Case(tied, sgd, stages=["head"]),
 }
-# Their embeddings and weights are in other cases, or in test_staged.py of tests/rank, too.
-OTHERS = ["embedding", "embedding, two replicas", "weights of rows", "weights of classes"]
+# Other cases, those of micro-batches below, or test_staged.py of tests/rank have their embeddings, weights and losses.
+OTHERS = [
+    "embedding",
+    "embedding, two replicas",
+    "weights of rows",
+    "weights of classes",
+    "cut inside of a backbone",
+    "regularizers",
+    "scaled loss, norm",
+]
 FAST = [name for name in CASES if name not in OTHERS]
 
 
