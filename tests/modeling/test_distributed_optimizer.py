@@ -229,6 +229,9 @@ def mixed_fit(batches, wrap):
         keras.config.set_dtype_policy("float32")
 
 
+@pytest.mark.slow(
+    "a fit; tests/rank/test_mixed_precision.py has ranks that scale the loss, the tests above this optimizer"
+)
 def test_mixed_precision_when_fitted_then_ranks_agree_and_are_near_one_process(rank_pool):
     steps = batches_of([(4, 4)] * 5)
     first, second = rank_pool.run(mixed_fit, [(of_rank(steps, rank), True) for rank in range(2)])

@@ -115,6 +115,9 @@ def attempt_in_thread(task, columns, ends):
     return thread
 
 
+@pytest.mark.slow(
+    "two training processes; tests/rank/test_resume.py has a later attempt, tests/parameter_server the counts"
+)
 def test_attempt_when_a_second_one_comes_then_the_first_ends_and_no_batch_counts_twice(fit, tmp_path):
     channel, servers, model, task_of = fit
     columns = counting_data(40)
