@@ -49,6 +49,7 @@ _ELSEWHERE = {
     ("laptop.md", 1): "a session of its own; tests/cluster starts such ones",
     ("models.md", 4): "needs Keras RS; tests/modeling/test_feature_embeddings.py has classes with its attributes",
     ("scheduled_jobs.md", 0): "needs Airflow",
+    ("scheduled_jobs.md", 1): "opens a run of MLflow; tests/spark/test_mlflow.py has runs in a store of its own",
     ("parallelism.md", 2): "parts of a program on several ranks; tests/training/test_stage_memory.py runs them",
     ("parallelism.md", 4): None if current().divides_models else UnsupportedError,
 }
