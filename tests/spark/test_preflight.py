@@ -19,6 +19,7 @@ from elephant.cluster.checks.preflight import Requirements, preflight_checked, r
 from elephant.cluster.executors import running_executors
 from elephant.cluster.row_source import SINCE_4
 from elephant.cluster.session import session_settings
+from elephant.cluster.spark_job import described
 from elephant.errors import ClusterError, ConfigurationError
 
 WAIT_S = 60.0
@@ -171,7 +172,11 @@ def test_fit_when_another_job_holds_its_slots_then_says_so_again_and_again(spark
             pass
         return iter(())
 
-    holder = threading.Thread(target=spark.range(0, 1, 1, 1).mapInArrow(hold, "x int").collect)
+    def run():
+        with described(spark, "Tuesday's report"):
+            spark.range(0, 1, 1, 1).mapInArrow(hold, "x int").collect()
+
+    holder = threading.Thread(target=run)
     holder.start()
     try:
         started = threading.Event()
@@ -184,8 +189,8 @@ def test_fit_when_another_job_holds_its_slots_then_says_so_again_and_again(spark
         holder.join(WAIT_S)
     assert len(lines) >= 2
     assert lines[0].startswith("waiting for 3 task slots at the same time: 2 of 3 are free, job ")
+    assert lines[0].endswith(", Tuesday's report)")
     assert "holds 1 (stage" in lines[0]
-    assert "collect at" in lines[0]
 
 
 def test_doctor_when_asked_in_a_notebook_then_finds_nothing_wrong(spark):

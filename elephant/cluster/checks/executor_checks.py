@@ -223,9 +223,9 @@ def check_chosen_backend(facts: Sequence[ExecutorFacts], backend: str) -> CheckR
         f"{backend}, the model's, on executors that have the variable",
         [(place, found) for place, found in named if found != backend],
         good=backend,
-        remedy=f"Workers compute with {backend}. The driver's Keras chooses: a driver in the cluster mode of a "
-        "standalone cluster gets none of your variables but SPARK_*, so set os.environ['KERAS_BACKEND'] in the script, "
-        "before anything imports Keras; or take the variable from the executors.",
+        remedy=f"Workers compute with {backend}. The driver's Keras chooses: in cluster mode, the driver has none of "
+        "your shell's variables, so pass spark.yarn.appMasterEnv.KERAS_BACKEND or "
+        "spark.kubernetes.driverEnv.KERAS_BACKEND; or take the variable from the executors.",
         otherwise=WARNING,
     )
 

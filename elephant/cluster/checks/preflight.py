@@ -37,13 +37,13 @@ from elephant.cluster.preload import await_preload
 from elephant.cluster.session import cpus_of_task, jvm_context, require_connect, require_running, session_settings
 from elephant.cluster.spark_private import java_context
 from elephant.config import FitConfig
-from elephant.errors import ClusterError
+from elephant.errors import ClusterError, first_line
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 REPEAT_S = 30.0
-_NAMED = 3
+_NAMED, _MOST_LETTERS = 3, 80
 
 # The first job of an application starts Python on every executor, which takes a busy machine long.
 ANSWER_S = 60.0
@@ -57,7 +57,7 @@ class Stage:
     """A stage that runs tasks now."""
 
     number: int  # Spark's id of it
-    name: str  # the action, and the line of the driver's program
+    name: str  # what its job is described as; else the action, and the line of the driver's program
     tasks: int  # those that run
     job: int | None = None  # None when Spark does not tell
     own: bool = False  # of the fit that asks
@@ -97,7 +97,8 @@ def active_stages(session: SparkSession, tag: str = "") -> list[Stage]:
     context = jvm_context(session)
     if context is None:
         return []
-    tracker = java_context(context).sc().statusTracker()
+    spark = java_context(context).sc()
+    tracker = spark.statusTracker()
     own = set(tracker.getJobIdsForTag(tag)) if tag else set()
     jobs = {stage: job for job in tracker.getActiveJobIds() for stage in _stages_of(tracker, job)}
     stages = []
@@ -105,10 +106,18 @@ def active_stages(session: SparkSession, tag: str = "") -> list[Stage]:
         info = tracker.getStageInfo(number)
         if info.isDefined() and info.get().numActiveTasks():
             about, job = info.get(), jobs.get(number)
-            stages.append(
-                Stage(number=number, name=about.name(), tasks=about.numActiveTasks(), job=job, own=job in own)
-            )
+            name = _description_of(spark, job) or about.name()
+            stages.append(Stage(number=number, name=name, tasks=about.numActiveTasks(), job=job, own=job in own))
     return stages
+
+
+def _description_of(spark: Any, job: int | None) -> str:
+    """Returns the words that a job was described with; none where it has none, or has just ended."""
+    with contextlib.suppress(Exception):
+        found = spark.statusStore().job(job).description()
+        # Some notebooks describe a job by all of a cell.
+        return first_line(str(found.get()))[:_MOST_LETTERS] if found.isDefined() else ""
+    return ""
 
 
 def _stages_of(tracker: Any, job: int) -> list[int]:

@@ -344,8 +344,8 @@ def _note_backend(saved: str, path: str) -> None:
         warn_user(
             f"{path}: expected the Keras backend {saved!r}, which the model was saved with. Received: {here!r} in this "
             f"process. Executors train it and predict with {saved!r}; what is computed here may come out otherwise. "
-            f"Set KERAS_BACKEND={saved} before anything imports Keras: a driver in the cluster mode of a standalone "
-            "cluster gets no variables of yours but SPARK_*."
+            f"Set KERAS_BACKEND={saved} before anything imports Keras; in cluster mode by "
+            "spark.yarn.appMasterEnv.KERAS_BACKEND or spark.kubernetes.driverEnv.KERAS_BACKEND."
         )
 
 
