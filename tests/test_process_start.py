@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import class_archive
+import pytest
 
 KERAS = """
 import importlib.util
@@ -16,6 +17,7 @@ assert importlib.util.find_spec('scipy') and importlib.util.find_spec('sklearn')
 """
 
 
+@pytest.mark.slow("imports of Keras; it is about how quickly tests start, and nothing that users have")
 def test_keras_when_imported_then_finds_no_packages_that_tests_do_not_use_and_others_find_them():
     environment = {**os.environ, "KERAS_BACKEND": "tensorflow"}
     done = subprocess.run([sys.executable, "-c", KERAS], env=environment, capture_output=True, text=True, timeout=120)

@@ -111,9 +111,10 @@ def test_fit_when_the_optimizer_is_divided_then_has_the_same_bits(rank_pool, rul
     assert divided.epochs == whole.epochs
 
 
-@pytest.mark.parametrize(
-    "sizes", in_tiers([(31,), (17, 14), SIZES], fast=["(17, 14)"], slow="another number of ranks; the bits above")
+@pytest.mark.slow(
+    "fits of one to three ranks; the bits above are those of fits that equal one process in test_synchronous.py"
 )
+@pytest.mark.parametrize("sizes", [(31,), (17, 14), SIZES], ids=str)
 def test_fit_when_the_optimizer_is_divided_then_equals_one_process(rank_pool, sizes):
     parts = split(DATA, sizes)
     recording = rank_pool.fit(job_for(model_of(), **OPTIONS, shard_optimizer=True), parts)[0]

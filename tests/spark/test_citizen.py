@@ -117,6 +117,9 @@ def assert_described(spark, expected):
         found = Counter(text.get() for text in texts if text.isDefined())
 
 
+@pytest.mark.slow(
+    "a fit, and Spark itself; tests/cluster/test_spark_job.py holds descriptions, test_targets.py weights of classes"
+)
 def test_jobs_when_fitted_and_evaluated_then_spark_s_pages_say_which_behind_the_user_s_words(spark, capsys):
     context, model = spark.sparkContext, classifier(optimizer=keras.optimizers.SGD(0.1))
     estimator = estimator_of(model, classWeight="balanced", numWorkers=2, batchSize=120)
