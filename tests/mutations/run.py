@@ -58,7 +58,8 @@ def run_tests(tree: Path, arguments: Sequence[str], deadline_s: float) -> tuple[
     environment = {**os.environ, **variables}
     workers = ["-n", "0"] if importlib.util.find_spec("xdist") else []
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "-p", "no:cacheprovider", *workers]
-    command += ["--hypothesis-seed=0", *arguments]
+    # More examples than `make test` has: a fault is to be found by whatever seed.
+    command += ["--hypothesis-profile=ci", "--hypothesis-seed=0", *arguments]
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(
             command, cwd=tree, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
