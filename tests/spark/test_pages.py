@@ -209,8 +209,9 @@ def for_compression(spark, folder, frame, names):
 
 
 def for_embeddings(spark, folder, frame, names):
-    rows = [(i % 7, 10**12 + i % 5, i % 2) for i in range(40)]
-    return {"clicks": spark.createDataFrame(rows, "user long, item long, clicked int").coalesce(2)}
+    rows = [(i % 7, 10**12 + i % 5, f"city {i % 3}", f"brand {i % 4}", i % 2) for i in range(40)]
+    columns = "user long, item long, city string, brand string, clicked int"
+    return {"clicks": spark.createDataFrame(rows, columns).coalesce(2)}
 
 
 def for_files(spark, folder, frame, names):
