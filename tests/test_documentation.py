@@ -212,3 +212,14 @@ def test_version_and_repository_when_several_files_name_them_then_alike():
         re.search(r"^repository-code: (.*)$", citation, re.MULTILINE)[1],
     ]
     assert len(set(named)) == 1, named
+
+
+def test_waits_before_a_first_step_when_listed_then_are_what_the_live_line_says():
+    text = (ROOT / "docs" / "progress.md").read_text()
+    table = text[text.index("| What 'starting' waits for") :].split("\n\n")[0]
+    listed = {
+        row.replace("2 running tasks", "{tasks} running tasks")
+        for row in re.findall(r"^\| `(.+?)` \|", table, re.MULTILINE)
+    }
+    sources = "".join(path.read_text() for path in (ROOT / "elephant").rglob("*.py"))
+    assert len(listed) == 5 and [row for row in listed if f'"{row}"' not in sources] == []
