@@ -819,7 +819,7 @@ def refuse_unknown(
     noun: str = "argument",
     explained: Mapping[str, str] | None = None,
 ) -> None:
-    """Raises UnknownOptionError for a keyword argument that is not known; the error lists those that are.
+    """Raises UnknownOptionError for a keyword argument that is not known; the error says which is meant, or lists them.
 
     Args:
         caller: What was called.
@@ -830,5 +830,6 @@ def refuse_unknown(
     """
     for name in given:
         if name not in known:
+            # Who is told what to write need not look for it among sixty names.
             hint = (explained or {}).get(name) or remedy_for(name) or did_you_mean(name, known)
-            raise UnknownOptionError(f"{caller} has no {noun} {name!r}.{hint} Known: {', '.join(known)}.")
+            raise UnknownOptionError(f"{caller} has no {noun} {name!r}.{hint or ' Known: ' + ', '.join(known) + '.'}")

@@ -93,12 +93,12 @@ def test_option_when_a_value_is_refused_then_the_error_has_the_name_that_the_use
 
 
 def test_arguments_when_unknown_then_the_error_has_the_nearest_or_says_what_became_of_it():
-    with pytest.raises(
-        TypeError, match=r"^fit has no argument 'epoch'\. Did you mean 'epochs'\? Known: epochs, seed\.$"
-    ):
+    with pytest.raises(TypeError, match=r"^fit has no argument 'epoch'\. Did you mean 'epochs'\?$"):
         refuse_unknown("fit", {"seed": 1, "epoch": 2}, ["epochs", "seed"])
+    with pytest.raises(TypeError, match=r"^fit has no argument 'quux'\. Known: epochs, seed\.$"):
+        refuse_unknown("fit", {"quux": 2}, ["epochs", "seed"])
     explained = {"elephas_optimizer": " The servers apply their own: leave it out."}
-    with pytest.raises(TypeError, match=r"'elephas_optimizer'\. The servers apply .*: leave it out\. Known: epochs\.$"):
+    with pytest.raises(TypeError, match=r"'elephas_optimizer'\. The servers apply .*: leave it out\.$"):
         refuse_unknown("fit", {"elephas_optimizer": 2}, ["epochs"], explained=explained)
 
 
@@ -121,7 +121,7 @@ def test_options_when_there_are_none_of_the_name_any_more_then_each_error_says_w
         remedies = {remedy_for(given) for given in (name, param, f"--{key_of(name)}", key_of(name))}
         assert all(remedy.endswith(".") and "{" not in remedy for remedy in remedies)
         for caller, given in (("SparkModel", name), ("KerasEstimator", param)):
-            with pytest.raises(TypeError, match=f"{caller} has no argument '{given}'. .+ Known: epochs"):
+            with pytest.raises(TypeError, match=f"{caller} has no argument '{given}'. .+\\.$"):
                 refuse_unknown(caller, {given: 1}, ["epochs"])
     assert remedy_for("labelCols").startswith(" labelCol takes") and "features-col" in remedy_for("input-cols")
 

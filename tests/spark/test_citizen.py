@@ -250,7 +250,7 @@ def test_params_when_asked_then_explain_copy_and_set(spark):
         (
             {"epoch": 3},
             TypeError,
-            "no param 'epoch'. Did you mean 'epochs'. Known: aggregation, algorithm, allowBatchCoupledLoss",
+            r"no param 'epoch'. Did you mean 'epochs'\?\nSee ",
         ),
         ({"epochs": 0}, ConfigurationError, "epochs: expected an integer of at least 1. Received: 0"),
         ({"batchSize": "many"}, TypeError, 'param "batchSize". expected an integer of at least 1. Received: .many'),
