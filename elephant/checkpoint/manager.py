@@ -42,7 +42,7 @@ from elephant.checkpoint.state import (
 from elephant.errors import CheckpointError
 from elephant.net.buffers import equal_bits, portable
 from elephant.net.work_queue import WorkQueue
-from elephant.storage.folder import DAMAGES, DamagedError, Folder, checksum
+from elephant.storage.folder import DAMAGES, UNFINISHED, DamagedError, Folder, checksum
 from elephant.tables.stored import StoredTable
 
 logger = logging.getLogger(__name__)
@@ -231,6 +231,24 @@ class CheckpointManager:
             raise self._all_damaged(damaged)
         return None
 
+    def require_writable(self) -> None:
+        """Writes a file and removes it again, so that nothing is trained whose checkpoint could not be kept.
+
+        Raises:
+            CheckpointError: The folder can neither be made nor written to.
+        """
+        trial = f".epoch-trial.{secrets.token_hex(8)}{UNFINISHED}"
+        try:
+            self._folder.write(trial, lambda file: file.write(b"1"))
+        except OSError as error:
+            raise CheckpointError(
+                f"{self._title}: expected a folder that can be made, or written to. Received: {type(error).__name__}: "
+                f"{str(error).rstrip('.')}. Pass another path, or give this user the right to write there."
+            ) from None
+        # Some stores let nobody remove what is written.
+        with contextlib.suppress(OSError):
+            self._folder.remove(trial)
+
     def wish(self) -> set[str]:
         """Asks the fit that writes here for a checkpoint soon; returns the names of those that are here already.
 
@@ -363,7 +381,7 @@ class CheckpointManager:
                 f"{self._title}: expected to write the checkpoint of {self._words(*place)}. Received: "
                 f"{type(error).__name__}: {error}. {self._what_is_left()} Make room or mount the folder again, and "
                 f"{self._again}."
-            ) from error
+            ) from None
         self._last, self._has_saved = (state, manifest), True
         self._prune({**before, name: manifest}, name, unreadable=bool(damaged))
 

@@ -70,7 +70,7 @@ def open_checkpoints(session: SparkSession, config: FitConfig) -> CheckpointMana
 
     Raises:
         ConfigurationError: The folder has checkpoints of another fit, or the fit is not to go on from them.
-        CheckpointError: The checkpoints cannot be read.
+        CheckpointError: The checkpoints cannot be read, or none can be written.
     """
     if config.checkpoint_path is None:
         return None
@@ -86,6 +86,9 @@ def open_checkpoints(session: SparkSession, config: FitConfig) -> CheckpointMana
         )
     if manifests:
         require_same_fit(options_of_fit(manifests[-1].facts, config.checkpoint_path), config, config.checkpoint_path)
+    if not any(manifest.is_done(config.epochs) for manifest in manifests):
+        # Found out after the first epoch otherwise, which would be lost.
+        checkpoints.require_writable()
     return checkpoints
 
 

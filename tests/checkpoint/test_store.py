@@ -387,6 +387,16 @@ def test_store_when_the_folder_is_none_then_says_so(tmp_path):
         store.save(state_of(1))
 
 
+def test_store_when_asked_whether_it_can_write_then_leaves_nothing_or_says_what_to_do(tmp_path):
+    # A fit asks before it trains.
+    store = CheckpointManager(folder_at(str(tmp_path / "new" / "kept")))
+    store.require_writable()
+    assert os.listdir(tmp_path / "new" / "kept") == []
+    store = CheckpointManager(folder_at("/proc/nope/kept"))
+    with pytest.raises(CheckpointError, match=r"^checkpointPath=/proc/nope/kept: .* written to\. Received: .*Pass ano"):
+        store.require_writable()
+
+
 def test_stores_when_two_fits_write_at_once_then_the_second_one_fails(tmp_path):
     first, second = (CheckpointManager(folder_at(str(tmp_path))) for _ in range(2))
     first.save(state_of(1))

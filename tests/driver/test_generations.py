@@ -5,13 +5,17 @@ from types import SimpleNamespace
 
 import pytest
 
+from elephant.checkpoint.manager import CheckpointManager
 from elephant.checkpoint.state import FitState
+from elephant.config import FitConfig
 from elephant.driver.recovery import generations
 from elephant.driver.recovery.generations import Generations
+from elephant.driver.recovery.restarts import Recovery
 from elephant.errors import ConfigurationError, TrainingError, WorkerFailure
 from elephant.monitor.events import RankFailure, Started, StateNeeded, StepEnded, TaskSilent
 from elephant.monitor.meetings import Meetings
 from elephant.monitor.record import FitRecord
+from elephant.storage.folder import folder_at
 
 LOST = WorkerFailure("its process was killed", rank=1, host="h")
 
@@ -127,3 +131,13 @@ def test_fit_when_a_task_is_missing_for_too_long_then_ends_with_an_error_that_ma
     now[0] += 1000.0
     made.check()
     assert time.monotonic() == now[0]
+
+
+def test_fit_when_resumed_from_a_folder_without_checkpoints_then_says_that_it_begins(tmp_path):
+    # The path may have been mistyped.
+    notes, path = [], str(tmp_path / "typo")
+    progress = SimpleNamespace(note=notes.append)
+    for resume in (False, True):
+        config = FitConfig(checkpoint_path=path, resume=resume)
+        assert Recovery(CheckpointManager(folder_at(path)), config, progress).latest() is None
+    assert notes == [f"no checkpoint in {path}: the fit begins with epoch 1"]

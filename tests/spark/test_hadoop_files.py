@@ -55,6 +55,8 @@ def test_checkpoints_when_on_a_file_system_of_hadoop_then_are_kept_read_and_remo
     ]
     with pytest.raises(CheckpointError, match="expected to write the checkpoint of epoch 1. Received: OSError"):
         CheckpointManager(checkpoint_folder(spark, "viewfs://kept/elsewhere")).save(state_of(1))
+    with pytest.raises(CheckpointError, match="expected a folder that can be made, or written to. Received: OSError"):
+        CheckpointManager(checkpoint_folder(spark, "viewfs://kept/elsewhere")).require_writable()
     # A file is replaced in one call, between two of which a process that is killed would leave none.
     monkeypatch.setattr(HadoopFolder, "remove", None)
     for content in (b"events", b"more events"):

@@ -102,6 +102,12 @@ def taken_port():
             "rows-of-another-width",
         ),
         (
+            {"checkpointPath": "/proc/nope/kept"},
+            r"checkpointPath=/proc/nope/kept: expected a folder that can be made, or written to\. Received: .*Error: ",
+            r"Pass another path, or give this user the right to write there\.",
+            "checkpoints",
+        ),
+        (
             {"ports": "taken"},
             r"Cannot listen on .*: expected a free port from \d+ to \d+, .* Received: all are taken\.",
             r"Give more of them; docs/clusters\.md says how many a host needs\.",

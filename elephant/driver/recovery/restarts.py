@@ -153,6 +153,9 @@ class Recovery:
                 checkpoint, url = store.latest(self._progress.note, epochs=self._config.epochs, suits=suits), store.url
         self._note_left_out(skipped_manifests, checkpoint)
         if checkpoint is None:
+            if self._config.resume and not skipped_manifests:
+                # Of the path something may have been mistyped.
+                self._progress.note(f"no checkpoint in {self._config.checkpoint_path}: the fit begins with epoch 1")
             return None
         self.state = state = checkpoint.state
         kept = options_of_fit(state.facts, url)
