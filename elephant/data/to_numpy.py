@@ -322,6 +322,9 @@ def _refuse_other_lengths(lengths: np.ndarray, expected: int, field: Field, rows
         shape = "" if field.width is None else f" (the model's shape {field.shape})"
         is_row = rows.each == 1 and rows.owners is None
         hint = " Filter or pad the other rows; for sequences of any length give the model an Input((None,))."
+        if len(wrong) == len(lengths) > 1 and np.all(lengths == lengths[0]):
+            # It is not the rows.
+            hint = f" So have the others: make the model's Input(({lengths[0]},)), or take other columns."
         hint = hint if is_row else ""
         if field.role.startswith(LABEL):
             hint = " The loss takes class numbers: one-hot labels are for categorical_crossentropy."
@@ -329,14 +332,18 @@ def _refuse_other_lengths(lengths: np.ndarray, expected: int, field: Field, rows
         if field.role.startswith(WEIGHT):
             hint = " Weights are one number for a row, or one for each loss that it has."
         raise DataError(
-            f"{field.title}: expected {expected} values in every {'row' if is_row else 'inner array'}{shape}. "
-            f"Received: {int(lengths[wrong[0]])} values in row {rows.of(wrong[0])} of the partition.{hint}",
+            f"{field.title}: expected {_counted(expected)} in every {'row' if is_row else 'inner array'}{shape}. "
+            f"Received: {_counted(int(lengths[wrong[0]]))} in row {rows.of(wrong[0])} of the partition.{hint}",
             topic="rows-of-another-width",
         )
 
 
+def _counted(number: int) -> str:
+    return f"{number} value{'' if number == 1 else 's'}"
+
+
 def _wrong_width(field: Field, sizes: Shape) -> DataError:
-    received = f"{sizes[0]} values" if len(sizes) == 1 else f"shape {sizes}"
+    received = _counted(sizes[0]) if len(sizes) == 1 else f"shape {sizes}"
     if not math.prod(sizes):
         return DataError(f"{field.title}: expected at least one value in every row. Received: rows of {received}.")
     hint = ""

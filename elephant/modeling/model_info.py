@@ -42,6 +42,12 @@ _CLASS_LOSSES = {
 _BINARY_LOSSES = {"binary_crossentropy", "binary_focal_crossentropy"}
 # Keras' losses that have one value for a row of any shape, or for a whole batch.
 _WHOLE_LOSSES = {"circle", "ctc", "dice", "tversky"}
+# Keras' own that compare each number of an output with one of the label, by all of their names.
+_ELEMENTWISE_LOSSES = {
+    *("mean_squared_error", "mse", "mean_absolute_error", "mae", "mean_absolute_percentage_error", "mape"),
+    *("mean_squared_logarithmic_error", "msle", "huber", "log_cosh", "logcosh", "poisson", "cosine_similarity"),
+    *("kl_divergence", "kldivergence", "kld", "hinge", "squared_hinge", "categorical_hinge"),
+}
 
 
 def check_reduction(loss: Any) -> None:
@@ -265,6 +271,7 @@ class OutputInfo:
         loss_shape: Shape of the loss of one row, before it is reduced, which sample weights have too; None where it is
             none of Keras' own losses, or code of the user's computes it.
         takes_sequences: Whether labels are sequences of class numbers, of any length, as of CTC.
+        is_elementwise: Whether one of Keras' own losses compares each number of it with one of the label.
     """
 
     name: str
@@ -278,6 +285,7 @@ class OutputInfo:
     ignored_class: int | None = None
     loss_shape: tuple[int | None, ...] | None = None
     takes_sequences: bool = False
+    is_elementwise: bool = False
 
     @property
     def needs_label(self) -> bool:
@@ -526,6 +534,10 @@ def _output_facts(
         ignored_class=ignored_class,
         loss_shape=None if own_loss else _loss_shape(loss, shape),
         takes_sequences=takes_sequences(loss),
+        is_elementwise=not own_loss
+        and loss is not None
+        and _is_of_keras(loss)
+        and loss_name(loss) in _ELEMENTWISE_LOSSES,
     )
 
 

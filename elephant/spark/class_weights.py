@@ -15,6 +15,7 @@ from elephant.cluster.spark_job import ResultRow, described
 from elephant.data.schema import SCALAR, DataSchema
 from elephant.data.to_numpy import to_values
 from elephant.errors import ConfigurationError, DataError
+from elephant.modeling.model_info import ARRAY
 from elephant.modeling.model_spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -69,6 +70,14 @@ def class_weights(
                 f"classWeight: expected weights by class, because preprocessing makes the labels. Received: {given!r}."
             )
         given = _balanced(rows_of, schema)
+    output = spec.info.outputs[0]
+    known = output.num_classes if output.label_shape is None or output.kind != ARRAY else None
+    beyond = [number for number in given if known is not None and not 0 <= number < known]
+    if beyond:
+        raise ConfigurationError(
+            f"classWeight: expected weights of the {known} classes that the loss tells apart, numbered from 0. "
+            f"Received: one for class {beyond[0]}."
+        )
     classes = max([*given, 1, *((shape[-1] - 1,) if shape and shape[-1] else ())]) + 1
     return {number: float(given.get(number, 1.0)) for number in range(classes)}
 

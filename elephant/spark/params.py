@@ -38,6 +38,7 @@ from elephant.options import (
     FIT,
     INPUT,
     LABEL,
+    OPTION,
     OPTIONS,
     ROWS,
     SERVERS,
@@ -202,6 +203,16 @@ class ModelParams(ModelParamTypes):
             # Of a param that there is no more, or of its getter or setter.
             param = name[3:4].lower() + name[4:] if name[:3] in ("get", "set") else name
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}.{remedy_for(param)}")
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            # Its Python name is tried as well.
+            param = OPTION[name].param if name in OPTION else name
+            if isinstance(getattr(type(self), param, None), Param) and not isinstance(value, Param):
+                raise AttributeError(
+                    f"{name}: expected params to be set by their setters, because Spark keeps them. Received: "
+                    f"{type(self).__name__}.{name} = {value!r}. Call set{param[:1].upper()}{param[1:]}({value!r})."
+                )
+            super().__setattr__(name, value)
 
     def __init__(self) -> None:
         # Not those of Spark's classes, which only set defaults of theirs: of `HasSeed`, a hash that may be below zero.

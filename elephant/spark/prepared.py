@@ -102,8 +102,9 @@ def rows_of_dataset(
     selection, function = column_selection(stage), optional(stage, stage.preprocessing)
     preprocessed, info = function is not None, spec.info
     if optional(stage, stage.augmentation) is not None:
-        # It may give the classes of the rows other numbers.
-        info = replace(info, outputs=tuple(replace(output, num_classes=None) for output in info.outputs))
+        # It may give the classes of the rows other numbers, or make vectors of them.
+        free: dict[str, Any] = {"num_classes": None, "is_elementwise": False}
+        info = replace(info, outputs=tuple(replace(output, **free) for output in info.outputs))
     if isinstance(dataset, Files):
         return rows_of_files(dataset, info, selection, config, preprocessed=preprocessed)
     if not isinstance(dataset, PreparedFrame):

@@ -47,6 +47,7 @@ def test_lists_when_sliced_then_hold_the_slice_alone():
             FEATURES,
             r"column 'x': expected 4 values .*shape \(4,\).* Received: 3 values in row 11 ",
         ),
+        ([[1.0] * 3] * 2, FEATURES, r"Received: 3 values in row 10 .* So have the others: .* Input\(\(3,\)\)"),
         ([[1.0] * 2, [1.0] * 3], FREE, r"column 'x': expected 2 values in every row. Received: 3 values in row 11 "),
     ],
 )
@@ -142,7 +143,7 @@ def test_pictures_when_several_sizes_are_free_then_nested_lists_tell_them():
     ("rows", "message"),
     [
         (np.ones((2, 60)), r"fit the model's shape \(None, None, 3\). Received: rows of 60 values. Nested arrays tell"),
-        (np.ones((2, 4, 5, 1)), r"expected 3 values in every inner array. Received: 1 values"),
+        (np.ones((2, 4, 5, 1)), r"expected 3 values in every inner array. Received: 1 value"),
         (np.ones((2, 20, 3)), r"fit the model's shape \(None, None, 3\). Received: rows of shape \(20, 3\)"),
     ],
 )

@@ -288,6 +288,10 @@ def test_fit_when_options_are_given_by_name_then_they_hold_for_this_fit_alone(sp
     assert (estimator.getEpochs(), estimator.getMode(), estimator.getLearningRate()) == (2, "asynchronous", 0.5)
     with pytest.raises(TypeError, match=r"fit has no param 'epoch'. Did you mean 'epochs'\?"):
         estimator.fit("rows", epoch=3)
+    # Spark would train on with what it had before.
+    for name in ("batchSize", "batch_size"):
+        with pytest.raises(AttributeError, match=rf"KerasEstimator.{name} = 8. Call setBatchSize\(8\)\."):
+            setattr(estimator, name, 8)
 
 
 @every_case(

@@ -264,7 +264,7 @@ def test_fit_when_features_are_flat_columns_of_an_image_then_the_model_s_shape_i
 
 
 def test_fit_when_labels_are_wider_than_the_output_then_says_so(spark, table):
-    with pytest.raises(DataError, match=r"column 'doubles': expected 1 values in every row.* Received: 3 values"):
+    with pytest.raises(DataError, match=r"column 'doubles': expected 1 value in every row.* Received: 3 values"):
         KerasEstimator(model=model_of(3), featuresCol="floats", labelCol="doubles", verbose=0).fit(table)
 
 
@@ -497,7 +497,18 @@ LABELS = {
     "numbers for binary": ("binary_crossentropy", (1,), "float", [1.0, 0.5, 1.5], "0 to 1.* Received: 1.5 in row 2"),
     "signs for hinge": ("hinge", (1,), "int", [1, -1, 1], None),
     "numbers": ("mse", (1,), "float", [10.0, -7.0, 2.0], None),
+    "numbers for vectors": ("mse", (4,), "float", [10.0, -7.0, 2.0], "labels of the output's shape .* one unit; "),
+    "numbers for vectors, by class": (keras.losses.Huber(), (4,), "int", [0, 1, 2], "labels of the output's shape "),
+    "of a shape of one's own": (lambda y, p: keras.ops.mean((p - y[:, None]) ** 2, -1), (4,), "int", [0, 1, 2], None),
 }  # fmt: skip
+
+
+def test_labels_when_one_unit_tells_classes_apart_then_are_refused_since_the_loss_would_be_zero():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", ONE_HOT_LOSS)
+    schema = StructType([StructField("x", ArrayType(FloatType())), StructField("y", IntegerType())])
+    with pytest.raises(SchemaError, match="a unit for each class. .* Compile the model with binary_crossentropy"):
+        training_schema(schema, ModelInfo.of(model), ColumnSelection(features="x", label="y"))
 
 
 def trains(model, labels):

@@ -87,6 +87,8 @@ def test_class_weights_when_some_are_missing_then_are_one():
     assert class_weights({1: 5.0}, classifier(4), schema, None) == {0: 1.0, 1: 5.0, 2: 1.0, 3: 1.0}
     assert class_weights({0: 0.5}, classifier(1), schema, None) == {0: 0.5, 1: 1.0}
     assert class_weights(None, classifier(4), schema, None) is None
+    with pytest.raises(ConfigurationError, match="of the 3 classes .*, numbered from 0. Received: one for class 3."):
+        class_weights({1: 1.0, 2: 2.0, 3: 3.0}, classifier(3), schema, None)
 
 
 class Rows:

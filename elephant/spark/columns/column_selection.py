@@ -218,7 +218,7 @@ def with_classes(field: Field, output: OutputInfo, param: str, *, weighted: bool
     Raises:
         SchemaError: It is one number, where Keras' loss compares the output with something of another shape.
     """
-    if output.num_classes is None or output.shape is None:
+    if output.shape is None or not (output.num_classes or output.is_elementwise):
         return field
     is_sparse = output.label_shape is None
     if field.kind == SCALAR and is_sparse and len(output.shape) > 1:
@@ -230,6 +230,11 @@ def with_classes(field: Field, output: OutputInfo, param: str, *, weighted: bool
         )
     if field.kind == SCALAR and any(size not in (1, None) for size in output.label_shape or ()):
         remedy = "Give an array, or a list of columns."
+        if output.is_elementwise and len(output.shape) == 1:
+            remedy = (
+                "Give an array, a list of columns, or the output one unit; for class numbers, compile the model with "
+                "sparse_categorical_crossentropy."
+            )
         if output.kind == CLASSES:
             remedy = "Compile the model with sparse_categorical_crossentropy for class numbers, or give one-hot labels."
         raise SchemaError(
@@ -237,7 +242,14 @@ def with_classes(field: Field, output: OutputInfo, param: str, *, weighted: bool
             f"Received: {field.title} with one number. {remedy}",
             topic="labels-that-the-loss-cannot-compare",
         )
-    if is_sparse or (output.kind == BINARY and not weighted):
+    if output.num_classes == 1 and not is_sparse:
+        raise SchemaError(
+            f"{param}: expected an output with a unit for each class. Received: one unit, for which "
+            "categorical_crossentropy is 0 whatever it says. Compile the model with binary_crossentropy, or give it "
+            "more units.",
+            topic="labels-that-the-loss-cannot-compare",
+        )
+    if output.num_classes and (is_sparse or (output.kind == BINARY and not weighted)):
         return replace(
             field,
             num_classes=output.num_classes,
