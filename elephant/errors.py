@@ -61,7 +61,9 @@ _NO_ERROR = re.compile(r"Unable to register cu|failed call to cuInit|0 errors", 
 FULL_TRACEBACK = "ELEPHANT_FULL_TRACEBACK"
 _INSTALLED = ("<frozen", *{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 # Packages whose frames say nothing to users where elephant raises on purpose; Keras' backends are added.
-_machinery = {"elephant", "pyspark", "py4j", "keras", "concurrent", "contextlib", "threading"}
+_machinery = {"elephant", "pyspark", "py4j", "keras", "concurrent", "contextlib", "functools", "queue", "threading"}
+# Python's own errors that elephant raises as Keras does: what was expected, and what it has received.
+_ON_PURPOSE = (TypeError, ValueError, AttributeError, OSError)
 
 Function = TypeVar("Function", bound="Callable[..., Any]")
 
@@ -424,6 +426,7 @@ def first_line(error: BaseException | str) -> str:
 def brief_errors(function: Function) -> Function:
     """Decorates what users call: elephant's errors show the users' frames alone, and end with an address that helps.
 
+    So do those of Python that elephant raises on purpose; of those that Spark raises, the users' frames are left, too.
     Of the errors behind such a one, those without a frame of the user's code are not shown, Spark's with its Java stack
     among them: the message tells what they were about. Each is still the ``__context__`` of the next.
     """
@@ -444,10 +447,16 @@ def brief_errors(function: Function) -> Function:
             # A bare one would have Python 3.10 take back what was left out.
             raise error
         except Exception as error:
-            # The error may be that of a callback that runs here.
+            source = _source(error)
+            if source == "elephant":
+                _add_address(error)
             if FULL_TRACEBACK not in os.environ:
-                error.__traceback__ = _from_user_frame(error.__traceback__)
-            raise error
+                if source:
+                    _shorten(error)
+                else:
+                    # The error may be that of a callback that runs here.
+                    error.__traceback__ = _from_user_frame(error.__traceback__)
+            raise error  # ELEPHANT_FULL_TRACEBACK=1 shows all frames
 
     # Editors that follow the types see the function's own, with its overloads.
     return cast("Function", call)
@@ -456,6 +465,24 @@ def brief_errors(function: Function) -> Function:
 def pass_over(packages: Iterable[str]) -> None:
     """Leaves frames of packages out of what errors show from now on, as those of elephant."""
     _machinery.update(packages)
+
+
+def _source(error: Exception) -> str:
+    """Returns the package that has raised an error on purpose, elephant or pyspark; empty of any other."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    package = "" if trace is None else _package(trace.tb_frame)
+    if package == "elephant" and isinstance(error, _ON_PURPOSE) and "Received: " in str(error):
+        return package
+    return package if package == "pyspark" else ""
+
+
+def _add_address(error: Exception) -> None:
+    """Has an error of Python's own end as elephant's do, once."""
+    address = help_url("loading-and-saving" if isinstance(error, OSError) else "params-and-options")
+    if address not in str(error):
+        error.args = (f"{error}\nSee {address}",)
 
 
 def _shorten(error: BaseException, seen: tuple[int, ...] = ()) -> bool:
@@ -489,7 +516,11 @@ def _from_user_frame(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _is_machinery(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__")).split(".")[0] in _machinery
+    return _package(frame) in _machinery
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__")).split(".")[0]
 
 
 def warn_user(text: str) -> None:

@@ -231,6 +231,26 @@ def test_error_when_a_callback_of_the_user_raises_it_then_is_shown_from_there_on
     assert frames(failure.value)[1:] == ["call", "call", "fit"]
 
 
+def test_error_when_elephant_raises_one_of_python_then_is_shown_as_elephant_s_own_are_and_a_fault_whole():
+    code = "def set_given(value):\n    raise TypeError(f'epochs: expected an integer. Received: {value}.')"
+    set_given = errors.brief_errors(module("elephant.spark.params", code).set_given)
+    with pytest.raises(TypeError) as failure:
+        errors.brief_errors(module("elephant.spark.estimator", "def fit(call):\n    call(3.5)").fit)(set_given)
+    assert str(failure.value) == f"epochs: expected an integer. Received: 3.5.\n{HELP}#params-and-options"
+    assert frames(failure.value)[1:] == ["call"]
+    missing = module(
+        "elephant.hadoop", "def load():\n    raise FileNotFoundError('expected a folder. Received: none.')"
+    )
+    with pytest.raises(FileNotFoundError, match=f"Received: none.\n{HELP}#loading-and-saving$"):
+        errors.brief_errors(missing.load)()
+    with pytest.raises(RuntimeError, match="Stage$") as spark:
+        errors.brief_errors(module("pyspark.sql.dataframe", SPARK).collect)()
+    assert frames(spark.value)[1:] == ["call"]
+    with pytest.raises(ZeroDivisionError) as fault:
+        errors.brief_errors(module("elephant.spark.fit", "def fit():\n    1 / 0").fit)()
+    assert frames(fault.value)[1:] == ["call", "call", "fit"]
+
+
 def test_error_when_it_is_its_own_cause_then_is_shortened_all_the_same():
     def fit():
         error = errors.DataError("no rows")

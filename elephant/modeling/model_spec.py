@@ -9,6 +9,7 @@ weights travel beside.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import uuid
 import warnings
 import weakref
@@ -270,12 +271,26 @@ def model_source(model: object, custom_objects: Mapping[str, Any] | None = None,
                 spec = _taken_source(model, settings, custom, error)
         _given[spec.source_id] = model
         return spec
-    if callable(model):
+    needed = _arguments_needed(model)
+    if callable(model) and not needed and not isinstance(model, keras.layers.Layer):
         return ModelSpec(ModelInfo.of(_call_builder(model)), settings, builder=model, custom_objects=custom)
     raise ConfigurationError(
         "model: expected a compiled keras.Model, or a function without arguments that returns one. "
-        f"Received: {type(model).__module__}.{type(model).__qualname__}."
+        f"Received: {type(model).__module__}.{type(model).__qualname__}{needed}."
     )
+
+
+def _arguments_needed(model: object) -> str:
+    """Returns, in words, the argument that a function misses when it is called without any; empty where none is."""
+    if callable(model) and not isinstance(model, keras.layers.Layer):
+        try:
+            inspect.signature(model).bind()
+        except TypeError as error:
+            return f" ({error})"
+        except ValueError:
+            # Of some that are written in C, Python knows no signature.
+            return ""
+    return ""
 
 
 def given_model(spec: ModelSpec) -> keras.Model | None:

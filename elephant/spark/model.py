@@ -31,7 +31,14 @@ from elephant.spark.params import ModelParams, chosen_values, input_selection, l
 from elephant.spark.saving.embedding_table import EmbeddingTable, embedding_table
 from elephant.spark.saving.model_files import SUFFIXES, export_model, source_of, write_model
 from elephant.spark.saving.persistence import FUNCTIONS, SavedParts, SavedStage
-from elephant.spark.training_data import files_of, frame_of, require_frame, rows_of_files, rows_of_frame
+from elephant.spark.training_data import (
+    files_of,
+    frame_of,
+    refuse_stream,
+    require_frame,
+    rows_of_files,
+    rows_of_frame,
+)
 from elephant.spark.transform import (
     Scoring,
     add_predictions,
@@ -331,6 +338,7 @@ class KerasModel(Model, ModelParams, SavedStage):
         files = files_of(dataset)
         if files is None:
             require_frame(dataset, "evaluate", _OR_FILES)
+            refuse_stream(dataset, "evaluate", "foreachBatch of its writeStream hands its micro-batches on")
         require_evaluable(self._spec.info)
         info, function = self._spec.info, optional(self, self.preprocessing)
         selection = labelled_selection(self)

@@ -30,7 +30,7 @@ from elephant.cluster.spark_private import set_params, unowned_parent
 from elephant.compression import check_compression
 from elephant.config import FitConfig
 from elephant.driver.driver_callbacks import check_asynchronous_callbacks
-from elephant.errors import ConfigurationError, ElephantError, UnsupportedError
+from elephant.errors import ConfigurationError, ElephantError, UnsupportedError, brief_errors
 from elephant.kinds import DISTRIBUTION
 from elephant.modeling.model_info import ModelInfo
 from elephant.monitor.listeners import FitListener
@@ -87,7 +87,7 @@ def _declare(cls: type[Params], name: str, doc: str, converter: Callable[[Any], 
     title = name[0].upper() + name[1:]
     setattr(cls, name, Param(unowned_parent(), name, doc, typeConverter=converter))
     setattr(cls, f"get{title}", get)
-    setattr(cls, f"set{title}", set_value)
+    setattr(cls, f"set{title}", brief_errors(set_value))
 
 
 def set_given(stage: _P, given: Mapping[str, Any]) -> _P:
@@ -96,7 +96,11 @@ def set_given(stage: _P, given: Mapping[str, Any]) -> _P:
         if value is None and name not in _NONE_SAYS:
             stage.clear(stage.getParam(name))
         else:
-            set_params(stage, **{name: value})
+            try:
+                set_params(stage, **{name: value})
+            except TypeError as error:
+                # Spark's repeats the converter's, which is behind it.
+                raise TypeError(str(error.__context__ or error)) from None
     return stage
 
 
@@ -153,7 +157,7 @@ _CHECKS: dict[str, Callable[[Any], None]] = {
 
 
 def _converter(option: Option) -> Callable[[Any], Any]:
-    """Returns a param's converter: a value of another type is Spark's TypeError, one out of range elephant's error."""
+    """Returns a param's converter: a value of another type is a TypeError, one out of range elephant's error."""
     check = _CHECKS.get(option.name)
 
     def convert(given: Any) -> Any:
@@ -161,8 +165,10 @@ def _converter(option: Option) -> Callable[[Any], Any]:
             return None
         try:
             value = option.kind.value_of(_plain_distribution(given))
-        except (ElephantError, TypeError):
+        except ElephantError:
             raise
+        except TypeError as error:
+            raise TypeError(f"{option.param}: {error}") from None
         except ValueError as error:
             raise ConfigurationError(f"{option.param}: {error}") from None
         if check is not None:

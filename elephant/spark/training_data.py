@@ -21,7 +21,7 @@ from elephant.cluster.row_source import SINCE_4, FileRows, FrameRows, RowSource
 from elephant.cluster.session import require_running
 from elephant.config import FitConfig
 from elephant.data.schema import DataSchema
-from elephant.errors import ClusterError, DataError
+from elephant.errors import ClusterError, ConfigurationError, DataError
 from elephant.modeling.model_info import ModelInfo
 from elephant.spark.columns.column_selection import ColumnSelection
 from elephant.spark.columns.column_types import (
@@ -47,10 +47,12 @@ def dataset_of(given: Any) -> DataFrame | Files:
 
     Raises:
         TypeError: It is none of these.
+        ConfigurationError: It is a stream.
         ClusterError: There is no Spark session, whose executors a DataFrame of pandas goes to.
     """
     files = files_of(given)
     if files is not None or is_frame(given):
+        refuse_stream(given, "fit", "fit_stream trains on its micro-batches")
         return cast("DataFrame", given) if files is None else files
     if _is_of_pandas(given):
         return _frame_of_pandas(active_session("take the rows"), given)
@@ -78,6 +80,14 @@ def require_frame(given: Any, caller: str, others: str = "") -> None:
         raise TypeError(f"{caller}: expected a DataFrame of Spark{others}. Received: {_described(given)}")
 
 
+def refuse_stream(given: Any, caller: str, remedy: str) -> None:
+    """Raises ConfigurationError for a streaming DataFrame, before Spark does."""
+    if getattr(given, "isStreaming", False):
+        raise ConfigurationError(
+            f"{caller}: expected a DataFrame whose rows are all there. Received: a streaming one. {remedy}."
+        )
+
+
 def _is_of_pandas(given: Any) -> bool:
     names = ((kind.__module__.partition(".")[0], kind.__name__) for kind in type(given).__mro__)
     return ("pandas", "DataFrame") in names
@@ -88,6 +98,7 @@ def frame_of(given: Any, caller: str, others: str = "") -> DataFrame:
     if _is_of_pandas(given):
         return _frame_of_pandas(active_session("take the rows", caller), given, caller)
     require_frame(given, caller, others)
+    refuse_stream(given, caller, "transform takes it, and foreachBatch of its writeStream hands its micro-batches on")
     return cast("DataFrame", given)
 
 

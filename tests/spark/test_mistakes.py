@@ -54,6 +54,24 @@ def taken_port():
     ("options", "cause", "remedy", "topic"),
     [
         (
+            {"batchSize": "32"},
+            "batchSize: expected an integer of at least 1",
+            r"Received: '32'\.",
+            "params-and-options",
+        ),
+        (
+            {"model": lambda units: regression_model("sgd")},
+            "model: expected a compiled keras.Model, or a function without arguments that returns one",
+            r"Received: builtins\.function \(missing a required argument: 'units'\)\.",
+            "params-and-options",
+        ),
+        (
+            {"model": keras.layers.Dense(3)},
+            "model: expected a compiled keras.Model, or a function without arguments that returns one",
+            r"Received: keras\..*\.Dense\.",
+            "params-and-options",
+        ),
+        (
             {"featuresCol": "feature"},
             r"featuresCol: expected one of the columns features, ragged, .* Received: 'feature'\.",
             r"Did you mean 'features'\?",

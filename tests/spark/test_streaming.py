@@ -162,6 +162,12 @@ def test_stream_when_the_frame_or_an_option_cannot_work_then_says_so(spark, tmp_
     with pytest.raises(ConfigurationError, match="expected a streaming DataFrame, .* Use fit"):
         estimator.fit_stream(spark.range(3), checkpointLocation=tmp_path)
     stream = spark.readStream.schema(SCHEMA).parquet(str(tmp_path))
+    with pytest.raises(ConfigurationError, match="^fit: .* Received: a streaming one. fit_stream trains on its"):
+        estimator.fit(stream)
+    with pytest.raises(ConfigurationError, match="^evaluate: .* Received: a streaming one. foreachBatch of its"):
+        estimator.getModel().evaluate(stream)
+    with pytest.raises(ConfigurationError, match="^predict: .* Received: a streaming one. transform takes it"):
+        estimator.getModel().predict(stream)
     with pytest.raises(ConfigurationError, match="minRowsPerWorker: expected at least 1. Received: 0"):
         estimator.fit_stream(stream, checkpointLocation=tmp_path, minRowsPerWorker=0)
 
