@@ -64,6 +64,7 @@ class SparkWords(Enum):
         r"Cannot connect to [^\n]*)"
     )
     NO_PATH = r"PATH_NOT_FOUND|Path does not exist"
+    PATH_TAKEN = r"PATH_ALREADY_EXISTS|FileAlreadyExistsException"
     UNKNOWN_SCHEME = r"UnsupportedFileSystemException|No FileSystem for scheme|No filesystem for scheme"
 
     def search(self, report: object) -> re.Match[str] | None:

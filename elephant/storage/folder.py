@@ -158,7 +158,9 @@ class File:
         """Writes the whole file; raises FileExistsError where there is one that is not to be replaced."""
         if not overwrite and self.folder.has(self.name):
             url = f"{self.folder.url.rstrip('/')}/{self.name}"
-            raise FileExistsError(f"expected no file at {url}, or overwrite=True. Received: a path where one is.")
+            raise FileExistsError(
+                f"expected no file at {url}. Received: a path where one is. Remove it, or pass another path."
+            )
         write = self.folder.replace if overwrite else self.folder.write
         write(self.name, lambda file: file.write(content))
 

@@ -222,9 +222,11 @@ def test_estimator_when_saved_then_loads_with_params_model_and_callbacks(spark, 
     )
     path = str(tmp_path / "estimator")
     estimator.save(path)
-    with pytest.raises(Exception, match="exists"):
+    with pytest.raises(FileExistsError, match=r"Received: /.*/estimator\. .* with write\(\)\.overwrite\(\)\.save\('/"):
         estimator.save(path)
     estimator.write().overwrite().save(path)
+    with pytest.raises(ConfigurationError, match=r"which a KerasEstimator has\. KerasEstimator\.load\(path\) opens it"):
+        KerasModel.load(path)
     loaded = KerasEstimator.load(path, trusted=True)
     assert loaded.uid == estimator.uid
     assert loaded.getFeaturesCol() == ["a", "b", "c"]

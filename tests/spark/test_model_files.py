@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+import zipfile
 from types import SimpleNamespace
 
 import h5py
@@ -66,7 +67,7 @@ def test_model_when_saved_and_loaded_then_goes_on_as_it_would_have(tmp_path, suf
     # The model that was saved is as it was.
     assert "optimizer" in model.get_compile_config()
     saved.save(path)
-    with pytest.raises(FileExistsError, match="or overwrite=True"):
+    with pytest.raises(FileExistsError, match=r"expected no file at .*\. Remove it, or pass another path"):
         saved.save(path, overwrite=False)
 
 
@@ -114,13 +115,16 @@ def test_model_when_given_as_a_path_then_is_loaded(tmp_path):
     [
         ("model.txt", ConfigurationError, r"expected a name that ends in .keras or .h5. Received: '.*model.txt'"),
         ("no.keras", FileNotFoundError, r"expected a file at .*no.keras"),
-        ("broken.keras", ConfigurationError, r"expected a Keras model. Received: a file that Keras cannot load"),
-        ("broken.h5", ConfigurationError, r"expected a Keras model. Received: a file that Keras cannot load"),
+        ("broken.keras", ConfigurationError, r"path=/.*/broken.keras: expected a zip archive.* Received: 7 bytes that"),
+        ("broken.h5", ConfigurationError, r"path=/.*/broken.h5: expected an HDF5 file.* Received: 7 bytes that"),
+        ("empty.keras", ConfigurationError, r"expected a Keras model.* cannot load.* custom_objects={'Name': Name}"),
     ],
 )
 def test_load_when_there_is_no_model_then_says_so(tmp_path, path, error, text):
     (tmp_path / "broken.keras").write_bytes(b"nothing")
     (tmp_path / "broken.h5").write_bytes(b"nothing")
+    with zipfile.ZipFile(tmp_path / "empty.keras", "w"):
+        pass
     with pytest.raises(error, match=text):
         load_spark_model(str(tmp_path / path))
 
@@ -134,7 +138,7 @@ def test_files_when_written_through_spark_then_are_read_back(spark, tmp_path, fo
     write_file(spark, path, b"1")
     # What is below a file is not there.
     assert read_file(spark, f"{path}/part") is None
-    with pytest.raises(FileExistsError, match="expected no file at .*/some folder/part, or overwrite=True"):
+    with pytest.raises(FileExistsError, match="expected no file at .*/some folder/part. Received"):
         write_file(spark, path, b"2")
     assert read_file(spark, path) == (tmp_path / "some folder" / "part").read_bytes() == b"1"
     write_file(spark, path, b"3", overwrite=True)

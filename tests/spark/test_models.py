@@ -1,6 +1,7 @@
 """What Keras users train, from a DataFrame to a model that has learned, against one process of plain Keras."""
 
 import datetime
+import zipfile
 
 import keras
 import model_zoo
@@ -117,8 +118,12 @@ def test_model_when_its_path_leads_nowhere_then_says_so(spark, tmp_path):
         ConfigurationError, match=r"model: expected the path of a saved model. Received: '.*none.keras'"
     ):
         KerasEstimator(model=str(tmp_path / "none.keras"))
-    with pytest.raises(ConfigurationError, match=r"path: expected a name that ends in .keras or .h5"):
+    with pytest.raises(ConfigurationError, match=r"model: expected a path .* \.h5\. .* pass KerasModel\.load\(path\)"):
         KerasEstimator(model=str(tmp_path / "model"))
+    with zipfile.ZipFile(tmp_path / "empty.keras", "w"):
+        pass
+    with pytest.raises(ConfigurationError, match=r"cannot load.* as customObjects={'Name': Name}"):
+        KerasEstimator(model=str(tmp_path / "empty.keras"))
 
 
 @pytest.mark.slow(

@@ -8,6 +8,7 @@ group that Keras leaves alone.
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -45,11 +46,12 @@ _COMPILED = "elephant_compile_config"
 _OPTIMIZER = "elephant_optimizer"
 
 _MEMBER = "distributed_config.json"
+_HDF5 = b"\x89HDF\r\n\x1a\n"
 SUFFIXES = (".keras", ".h5")
 _OTHERWISE = (
     "Nothing has to be trusted of Keras' own classes, of those that are registered by "
     "@keras.saving.register_keras_serializable() in this process, and of what you pass as "
-    "custom_objects={'Name': Name}."
+    "{option}={{'Name': Name}}."
 )
 # Which Keras' export needs, by format.
 _PACKAGES = {"onnx": "tf2onnx onnx", "openvino": "openvino", "torch": "torch", "litert": "tensorflow"}
@@ -151,13 +153,18 @@ def write_model(
 
 
 def read_model(
-    path: str | os.PathLike[str], custom_objects: Mapping[str, Any] | None, *, trusted: bool | None = None
+    path: str | os.PathLike[str],
+    custom_objects: Mapping[str, Any] | None,
+    *,
+    trusted: bool | None = None,
+    option: str = "custom_objects",
 ) -> tuple[keras.Model, dict[str, Any]]:
     """Returns the model that is at a path, and how it is trained, as `model_of_file`.
 
     Args:
         path: Ends in ``.keras`` or ``.h5``; wherever `elephant.spark.hadoop_files.read_model_bytes` reads.
         trusted: Whether code in the file, such as lambdas, may run: `elephant.spark.saving.trust.is_trusted`.
+        option: The users' name of ``custom_objects``, in errors.
 
     Raises:
         FileNotFoundError: There is no file.
@@ -166,11 +173,17 @@ def read_model(
     suffix, content = suffix_of(path), read_model_bytes(path)
     if content is None:
         raise FileNotFoundError(f"path: expected a file at {os.fspath(path)}. Received: a path where there is none.")
+    kind = "a zip archive" if suffix == ".keras" else "an HDF5 file"
+    if not (zipfile.is_zipfile(io.BytesIO(content)) if suffix == ".keras" else content.startswith(_HDF5)):
+        raise ConfigurationError(
+            f"path={os.fspath(path)}: expected {kind}, as Keras saves models by the name of {suffix}. Received: "
+            f"{len(content):,} bytes that are none. Save the model again, or copy the whole file."
+        )
     safe_mode = not is_trusted(trusted)
     if safe_mode:
         code = code_of_file(content, suffix, KnownCode(given=custom_objects or {}))
-        require_trust(f"path={os.fspath(path)}", code, _OTHERWISE)
-    model, config = model_of_file(content, suffix, custom_objects, safe_mode=safe_mode)
+        require_trust(f"path={os.fspath(path)}", code, _OTHERWISE.format(option=option))
+    model, config = model_of_file(content, suffix, custom_objects, safe_mode=safe_mode, option=option)
     backend = current()
     is_slow = backend.needs_compiler and not (model.jit_compile or model.run_eagerly)
     if is_slow and can_be_compiled(model):
@@ -241,13 +254,19 @@ def model_file(model: keras.Model, suffix: str, config: Mapping[str, Any]) -> by
 
 
 def model_of_file(
-    content: bytes, suffix: str, custom_objects: Mapping[str, Any] | None = None, *, safe_mode: bool = True
+    content: bytes,
+    suffix: str,
+    custom_objects: Mapping[str, Any] | None = None,
+    *,
+    safe_mode: bool = True,
+    option: str = "custom_objects",
 ) -> tuple[keras.Model, dict[str, Any]]:
     """Returns the model of a file, and its config: an empty one where Keras alone has written the file.
 
     Args:
         content: The bytes of the file.
         safe_mode: Whether Keras refuses code in the file, such as lambdas.
+        option: The users' name of ``custom_objects``, in errors.
 
     Raises:
         ConfigurationError: Keras cannot load the model.
@@ -264,7 +283,7 @@ def model_of_file(
         except UNREADABLE as error:
             raise ConfigurationError(
                 f"path: expected a Keras model. Received: a file that Keras cannot load: {error} Pass custom classes "
-                "and functions as custom_objects={'Name': Name}."
+                f"and functions as {option}={{'Name': Name}}."
             ) from error
     return model, config
 
@@ -315,8 +334,13 @@ def source_of(
 def _loaded(
     path: str | os.PathLike[str], custom_objects: Mapping[str, Any] | None, trusted: bool | None
 ) -> keras.Model:
+    if not os.fspath(path).endswith(SUFFIXES):
+        raise ConfigurationError(
+            f"model: expected a path that ends in .keras or .h5. Received: {os.fspath(path)!r}. For a "
+            "folder that KerasModel.save has made, pass KerasModel.load(path)."
+        )
     try:
-        return read_model(path, custom_objects, trusted=trusted)[0]
+        return read_model(path, custom_objects, trusted=trusted, option="customObjects")[0]
     except FileNotFoundError as error:
         raise ConfigurationError(
             f"model: expected the path of a saved model. Received: {os.fspath(path)!r}, where there is no file."

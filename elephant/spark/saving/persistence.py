@@ -142,10 +142,23 @@ class StageWriter(MLWriter):
         super().__init__()
         self._stage = stage
 
+    @brief_errors
+    def save(self, path: str) -> None:
+        """Writes to a path; raises FileExistsError where there is something, unless ``overwrite()`` was called."""
+        super().save(path)
+
     def saveImpl(self, path: str) -> None:
         """Writes to a path that does not exist, or that ``overwrite()`` has cleared."""
-        with _known_to_hadoop(path):
-            _save(self, self._stage, path, self._stage._parts())
+        try:
+            with _known_to_hadoop(path):
+                _save(self, self._stage, path, self._stage._parts())
+        except Exception as error:
+            if SparkWords.PATH_TAKEN.search(error) is None:
+                raise
+            raise FileExistsError(
+                f"path: expected a path where nothing is saved yet. Received: {path}. Replace what is there with "
+                f"write().overwrite().save({path!r}), or pass another path."
+            ) from None
 
     def _handleOverwrite(self, path: str) -> None:
         # Without a JVM each file takes the place of the one before, and the metadata tell which ones count.
@@ -290,7 +303,7 @@ def _read(reader: MLReader[Any], cls: type, path: str) -> tuple[dict[str, Any], 
         )
     context = _metadata_context(session)
     try:
-        metadata = DefaultParamsReader.loadMetadata(spark_form(path), context, f"{cls.__module__}.{cls.__name__}")
+        metadata = DefaultParamsReader.loadMetadata(spark_form(path), context)
     except AnalysisException as error:
         if "PATH_NOT_FOUND" not in str(error):
             raise
@@ -298,6 +311,12 @@ def _read(reader: MLReader[Any], cls: type, path: str) -> tuple[dict[str, Any], 
             f"load: expected a folder that save or write has made. Received: {path}, where there is none."
         ) from None
     require_parts(metadata, _METADATA)
+    if metadata["class"] != f"{cls.__module__}.{cls.__name__}":
+        saved = metadata["class"].rpartition(".")[2]
+        raise ConfigurationError(
+            f"load: expected a folder that a {cls.__name__} has saved. Received: {path}, which a {saved} has. "
+            f"{saved}.load(path) opens it."
+        )
     files = metadata["files"]
     return metadata, {name: read_file(session, f"{path}/{name}") if name in files else None for name in _FILES}
 
