@@ -72,7 +72,8 @@ def as_lists(part):
 )
 def test_one_input_when_given_in_any_form_then_has_the_models_shape(tmp_path, shape, given):
     taken = layers.Input(shape, name="x")
-    model = compiled(taken, layers.Dense(1)(layers.GlobalMaxPooling2D()(taken) if len(shape) == 3 else taken))
+    pooling = {2: layers.GlobalMaxPooling1D(), 3: layers.GlobalMaxPooling2D()}.get(len(shape), layers.Identity())
+    model = compiled(taken, layers.Dense(1)(pooling(taken)))
     x, y = fed(model, [(given, 0.5)] * 2, tmp_path)
     wanted = tuple(
         size or known for size, known in zip(shape, {3: (2, 1, 2), 2: (2, 2)}.get(len(shape), shape), strict=True)
