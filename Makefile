@@ -39,6 +39,9 @@ LOOSE_TYPES = arg-type assignment call-overload import-not-found import-untyped 
 # Python keeps bytecode, whatever the shell says: hundreds of processes of the tests import this package.
 export PYTHONDONTWRITEBYTECODE :=
 
+# pip installs this package as a folder on Python's path: type checkers and editors do not follow an import hook.
+export PIP_CONFIG_SETTINGS := editable_mode=compat
+
 # Recipes read these as shell variables, so that a path may contain spaces.
 export VENV PYTHON EXTRAS
 

@@ -4,10 +4,7 @@ Importing it is light: Spark and Keras are imported when a name that needs them 
 lines are left out then, unless ``TF_CPP_MIN_LOG_LEVEL=0`` asks for all.
 """
 
-from __future__ import annotations
-
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from elephant import collective
@@ -78,30 +75,35 @@ _HOME = {
 _OF_SPARK = ("pyspark", "py4j")
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        from elephant.monitor.log_stream import quiet_imports
+if not TYPE_CHECKING:
+    # Type checkers would take any name for one of the package, and completion what is imported above for its own.
 
-        try:
-            with quiet_imports():
-                found = globals()[name] = getattr(importlib.import_module(_HOME[name]), name)
-            return found
-        except ModuleNotFoundError as error:
-            from elephant.errors import help_url
+    def __getattr__(name: str) -> object:
+        import importlib
 
-            missing = str(error.name).split(".")[0]
-            extra = "spark" if missing in _OF_SPARK else missing
-            if extra == missing and missing not in importlib.import_module("elephant.backends").BACKENDS:
-                raise
-            raise ModuleNotFoundError(
-                f"elephant.{name}: expected {missing} to be installed. Received: {error}. Run pip install "
-                f"'elephant-spark[{extra}]', or pip install 'elephant-spark[local]', which brings Spark, "
-                f"TensorFlow and a Java runtime.\nSee {help_url('no-spark-or-backend-on-the-driver')}",
-                name=error.name,
-            ) from None
-    if name == "collective":
-        return importlib.import_module("elephant.collective")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name in _HOME:
+            from elephant.monitor.log_stream import quiet_imports
+
+            try:
+                with quiet_imports():
+                    found = globals()[name] = getattr(importlib.import_module(_HOME[name]), name)
+                return found
+            except ModuleNotFoundError as error:
+                from elephant.errors import help_url
+
+                missing = str(error.name).split(".")[0]
+                extra = "spark" if missing in _OF_SPARK else missing
+                if extra == missing and missing not in importlib.import_module("elephant.backends").BACKENDS:
+                    raise
+                raise ModuleNotFoundError(
+                    f"elephant.{name}: expected {missing} to be installed. Received: {error}. Run pip install "
+                    f"'elephant-spark[{extra}]', or pip install 'elephant-spark[local]', which brings Spark, "
+                    f"TensorFlow and a Java runtime.\nSee {help_url('no-spark-or-backend-on-the-driver')}",
+                    name=error.name,
+                ) from None
+        if name == "collective":
+            return importlib.import_module("elephant.collective")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -40,6 +40,7 @@ MISTAKES = [
     "fitted.transform(3)",
     "fitted.predict(train).argmx(axis=1)",
     "elephant.run(print, workers=2)",
+    "elephant.KerasEstimater",
 ]
 WRONG = "\n".join(
     [
@@ -85,6 +86,7 @@ def test_completion_of_a_fitted_model_when_the_editor_asks_jedi_then_is_of_a_mod
     names = completed("fitted.")
     assert {"transform", "evaluate", "history", "setFeaturesCol"} <= names and not {"append", "pop"} & names
     assert {"setEpochs", "setMode"} <= completed("estimator.set")
+    assert not {"Any", "annotations", "importlib"} & completed("elephant.")
 
 
 @pytest.mark.slow("a type checker reads the package and PySpark")
