@@ -142,16 +142,28 @@ def check_compiled(model: keras.Model) -> None:
     tried here, beside the model, with symbols in the place of labels and outputs. A model that does not know its
     outputs, and a class of the user's, which may make something else of them, are left to Keras.
     """
-    loss, metrics = compiled_loss(model), compiled_metrics(model)
-    for weight in keras.tree.flatten(given_losses(loss).weights):
+    for weight in keras.tree.flatten(given_losses(compiled_loss(model)).weights):
         if weight is not None and not _is_number(weight):
             raise ConfigurationError(
                 f"model: expected numbers as loss_weights, the third argument of compile. Received: {weight!r}. "
                 "Metrics go by their name: compile(optimizer, loss, metrics=[...]).",
                 topic="losses-and-metrics-that-do-not-fit-the-model",
             )
+    try:
+        _matched(model)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"model: expected losses and metrics that Keras can match with the outputs of {model.name!r}. Received: "
+            f"{error.args[0] if error.args else error}",
+            topic="losses-and-metrics-that-do-not-fit-the-model",
+        ) from error
+
+
+def _matched(model: keras.Model) -> list[Any]:
+    """Returns loss and metrics as they were compiled, matched with the outputs; none where only Keras can do that."""
     if not type(model).__module__.startswith("keras.") or not getattr(model, "outputs", None):
-        return
+        return []
+    loss, metrics = compiled_loss(model), compiled_metrics(model)
     structure = output_structure(model)
     if structure is None:
         structure = model.outputs[0] if len(model.outputs) == 1 else model.outputs
@@ -161,15 +173,22 @@ def check_compiled(model: keras.Model) -> None:
         tried.append(type(loss)(*given_losses(loss), output_names=loss.output_names))
     if metrics is not None:
         tried.append(type(metrics)(*given_metrics(metrics), output_names=metrics.output_names))
+    for compiled in tried:
+        compiled.build(outputs, outputs)
+    return tried
+
+
+def _measures_of(model: keras.Model) -> tuple[str, ...] | None:
+    """Returns the loss' name and those of the compiled metrics; None where code of the user's may measure more."""
+    if has_own_step(model) or computes_own_loss(model):
+        return None
     try:
-        for compiled in tried:
-            compiled.build(outputs, outputs)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigurationError(
-            f"model: expected losses and metrics that Keras can match with the outputs of {model.name!r}. Received: "
-            f"{error.args[0] if error.args else error}",
-            topic="losses-and-metrics-that-do-not-fit-the-model",
-        ) from error
+        matched = _matched(model)
+    except (KeyError, TypeError, ValueError):
+        # That is said where it is checked.
+        return None
+    named = [str(metric.name) for compiled in matched for metric in compiled.metrics]
+    return tuple(dict.fromkeys(["loss", *named])) if matched else None
 
 
 def _is_number(value: Any) -> bool:
@@ -333,6 +352,8 @@ class ModelInfo:
         is_stateful: Whether each of its batches goes on where the batch before has ended, as ``LSTM(stateful=True)``.
         title: What it is in words: class, name, layers and parameters.
         layers: Its layers, those inside of one not apart, in their order.
+        measures: Names of its loss and its metrics, without those of the outputs that Keras writes before them; None
+            where they are known after an epoch alone.
     """
 
     inputs: tuple[InputInfo, ...]
@@ -350,6 +371,7 @@ class ModelInfo:
     is_stateful: bool = False
     title: str = "Keras model"
     layers: tuple[LayerInfo, ...] = ()
+    measures: tuple[str, ...] | None = None
 
     @classmethod
     def of(cls, model: keras.Model) -> ModelInfo:
@@ -377,6 +399,7 @@ class ModelInfo:
             is_stateful=any(getattr(layer, "stateful", False) for layer in flat_layers(model)),
             title=_title_of(model),
             layers=tuple(map(_layer_facts, _layers_of(model))),
+            measures=_measures_of(model),
         )
 
     def check_rates(self, config: FitConfig, *, replacing: str, scaling: str) -> None:
@@ -451,6 +474,7 @@ class ModelInfo:
         nests = {name: from_json(form[name]) for name in ("x", "y")}
         sharded, layers = tuple(form.get("sharded", ())), tuple(LayerInfo(**part) for part in form.get("layers", ()))
         parts = {"inputs": tuple(inputs), "outputs": tuple(outputs), "sharded": sharded, "layers": layers}
+        parts["measures"] = _tuple(form.get("measures"))
         read = cls(**{**form, **nests, **parts})
         for part in (read, *read.inputs, *read.outputs, *read.layers):
             require_types(part)

@@ -27,6 +27,7 @@ from elephant.modeling.variables import (
     rated_optimizers,
 )
 from elephant.monitor.events import CallbacksDone, Event
+from elephant.rank.callbacks.callback_rules import check_monitors
 from elephant.rank.executor import computes_on_gpu
 from elephant.storage.folder import Folder, folder_at
 
@@ -104,6 +105,7 @@ class TrainingJob:
 
     def __post_init__(self) -> None:
         self.model.info.check_tables(self.config)
+        check_monitors([*self.callbacks, *self.driver_callbacks], self.model.info.measures)
         restores = any(getattr(callback, "restore_best_weights", False) for callback in self.callbacks)
         if self.model.info.sharded and restores:
             raise ConfigurationError(

@@ -145,3 +145,16 @@ def test_outputs_when_a_subclass_is_not_built_then_follow_from_its_losses():
     facts = ModelInfo.of(model)
     assert ([output.name for output in facts.outputs], facts.y) == (["age", "kind"], {"age": 0, "kind": 1})
     assert (facts.inputs, facts.x, facts.knows_outputs) == ((), 0, True)
+
+
+def test_measures_when_keras_alone_computes_them_then_are_known_before_a_fit():
+    named = {"out": ["acc", keras.metrics.AUC(name="area")], "other": "mae"}
+    layer, inputs = keras.layers.Dense(1, name="out"), keras.Input((4,))
+    model = keras.Model(inputs, {"out": layer(inputs), "other": keras.layers.Dense(2, name="other")(inputs)})
+    model.compile("sgd", "mse", metrics=named)
+    assert {"loss", "acc", "area", "mae"} <= set(ModelInfo.of(model).measures)
+    assert facts_of("mse").measures == ("loss",)
+    own = OwnLoss([keras.layers.Input((4,)), keras.layers.Dense(1)])
+    own.compile("sgd", "mse", metrics=["mae"])
+    assert ModelInfo.of(own).measures is None
+    assert ModelInfo.from_json(json.loads(json.dumps(ModelInfo.of(model).to_json()))) == ModelInfo.of(model)

@@ -6,11 +6,13 @@ from pathlib import Path
 import keras
 import pytest
 
+from elephant.errors import ConfigurationError
 from elephant.rank.callbacks.callback_rules import (
     BATCH_EVENTS,
     RULES,
     Duty,
     Place,
+    check_monitors,
     has_copies_on_workers,
     may_hear_later,
     packages_of,
@@ -152,3 +154,16 @@ def test_rule_when_a_class_is_the_user_s_then_is_that_of_its_methods():
         "on_predict_begin", "on_predict_end", "on_predict_batch_begin", "on_predict_batch_end",
     }  # fmt: skip
     assert Place.DRIVER.value == "the driver"
+
+
+def test_monitors_when_no_epoch_will_have_them_then_are_refused_and_others_not():
+    stopping, measures = keras.callbacks.EarlyStopping, ("loss", "accuracy")
+    known = ["loss", "val_loss", "val_accuracy", "out_accuracy", "val_out_accuracy_1", "weighted_loss", "learning_rate"]
+    check_monitors([*map(stopping, known), keras.callbacks.CSVLogger("log.csv")], measures)
+    for callback in (stopping("val_los"), keras.callbacks.ReduceLROnPlateau("val_los")):
+        with pytest.raises(ConfigurationError, match=r"Received: monitor='val_los'\. Did you mean 'val_loss'"):
+            check_monitors([callback], measures)
+    # What another one adds is known after an epoch alone, and what code of the user's measures.
+    for other in (Adds(), keras.callbacks.LambdaCallback(on_epoch_end=print), keras.callbacks.Callback()):
+        check_monitors([stopping("val_los"), other], measures)
+    check_monitors([stopping("val_los")], None)

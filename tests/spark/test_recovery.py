@@ -33,7 +33,9 @@ from elephant.spark.saving.streaming import start_stream
 from elephant.storage.folder import LocalFolder
 
 # What a job asks of its model; no fit here builds one.
-NO_MODEL = types.SimpleNamespace(info=types.SimpleNamespace(sharded=(), check_tables=lambda config: None))
+NO_MODEL = types.SimpleNamespace(
+    info=types.SimpleNamespace(sharded=(), measures=None, check_tables=lambda config: None)
+)
 
 ROWS = RowSpec(0, (TensorSpec((2,), "float32"),))
 

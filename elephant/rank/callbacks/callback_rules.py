@@ -18,6 +18,7 @@ A callback that sets variables which the model uses too runs where the model is,
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -26,7 +27,7 @@ from typing import Any
 import keras
 
 from elephant.backends.keras_private import traces_batches
-from elephant.errors import ConfigurationError, UnsupportedError
+from elephant.errors import ConfigurationError, UnsupportedError, did_you_mean
 from elephant.training.warmup import LearningRateWarmup
 
 EPOCH_EVENTS = ("on_epoch_begin", "on_epoch_end")
@@ -315,6 +316,31 @@ def require_late(callbacks: Sequence[keras.callbacks.Callback]) -> None:
                 f"driverCallbacks: {type(callback).__name__} looks at weights or decides about training, and executors "
                 "do not reach this driver, which hears of epochs when training has ended. Pass it in callbacks: it "
                 "then runs on the workers."
+            )
+
+
+_MONITORS = (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau, keras.callbacks.ModelCheckpoint)
+
+
+def check_monitors(callbacks: Sequence[keras.callbacks.Callback], measures: Sequence[str] | None) -> None:
+    """Raises ConfigurationError where a callback of Keras follows a number that no epoch of the fit will have.
+
+    Args:
+        callbacks: Those of the fit. One of the user's own, or what stands in its place, may add numbers: nothing is
+            known then.
+        measures: See `elephant.modeling.model_info.ModelInfo`.
+    """
+    may_add = (keras.callbacks.Callback, keras.callbacks.LambdaCallback)
+    if measures is None or any(_is_of_user(one) or type(one) in may_add for one in callbacks):
+        return
+    known = [*measures, *(f"val_{name}" for name in measures)]
+    # With several outputs their names come before, and of several metrics of one name all but one are counted.
+    logged = re.compile(rf"(.+_)?({'|'.join(map(re.escape, measures))})(_\d+)?|learning_rate")
+    for callback in (one for one in callbacks if isinstance(one, _MONITORS)):
+        if not logged.fullmatch(str(callback.monitor)):
+            raise ConfigurationError(
+                f"callbacks: expected {type(callback).__name__} with one of the monitors {', '.join(known)}. "
+                f"Received: monitor={callback.monitor!r}.{did_you_mean(str(callback.monitor), known)}"
             )
 
 
