@@ -15,6 +15,7 @@ import itertools
 import json
 import threading
 import types
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
@@ -74,8 +75,16 @@ def recorded_names() -> Iterator[list[tuple[str, Any]]]:
         record(name, lambdas.setdefault((name, id(function.__globals__)), function))
         return modules.dump(function)
 
-    with _one_at_a_time, replaced_code_functions(naming=naming, dumping=dumping) as modules:
+    with accepted_lambdas(), replaced_code_functions(naming=naming, dumping=dumping) as modules:
         yield written
+
+
+@contextlib.contextmanager
+def accepted_lambdas() -> Iterator[None]:
+    """Leaves out Keras' warning of a lambda, which is of files that others load: elephant takes the lambda along."""
+    with _one_at_a_time, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The object being serialized includes a `lambda`")
+        yield
 
 
 @contextlib.contextmanager

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import uuid
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -40,6 +39,7 @@ from elephant.modeling.keras_archive import (
 )
 from elephant.modeling.keras_saving import (
     accepted_configs,
+    accepted_lambdas,
     custom_objects_of,
     is_of_keras,
     named_losses,
@@ -327,9 +327,7 @@ def _saved_source(model: keras.Model, settings: KerasSettings, custom: dict[str,
         )
     refuse_forgotten_options(model, rebuilt)
     if found:
-        with recorded_names() as again, accepted_configs(rebuilt), warnings.catch_warnings():
-            # Keras warns of lambdas once more.
-            warnings.simplefilter("ignore")
+        with recorded_names() as again, accepted_configs(rebuilt):
             keras.saving.serialize_keras_object(rebuilt)
         require_same_objects(written, again, custom)
     if not is_plain and not have_equal_weights(model, rebuilt):
@@ -418,7 +416,7 @@ def registered_objects(model: keras.Model) -> dict[str, Any]:
     registered = keras.saving.get_custom_objects()
     if not registered:
         return {}
-    with accepted_configs(model):
+    with accepted_configs(model), accepted_lambdas():
         names = _strings(keras.saving.serialize_keras_object(model))
     return {name: registered[name] for name in registered if name in names}
 

@@ -18,6 +18,7 @@ from typing import Any
 from packaging.version import Version
 
 from elephant.backends.keras_private import flat_layers
+from elephant.errors import warn_user
 from elephant.monitor.events import EpochEnded, Event, StateSaved
 from elephant.monitor.record import FitRecord, is_one_stage
 
@@ -93,9 +94,11 @@ class Recorder(FitListener):
 
     Attributes:
         record: What the events so far say together; set before the fit begins.
+        param: Name of the param that says where it writes; empty where it writes nothing.
     """
 
     record: FitRecord
+    param = ""
 
     def show(self, event: Event) -> None:
         """Takes an event."""
@@ -166,9 +169,13 @@ class Listeners:
                     with contextlib.suppress(Exception):
                         listener.fit_end(None, error)
                 what = "at the end of the fit" if is_end else "and hears nothing more of this fit, which goes on"
-                warnings.warn(
-                    f"{type(listener).__name__} has failed {what}: {type(error).__name__}: {error}", stacklevel=2
-                )
+                text = f"{type(listener).__name__} has failed {what}: {type(error).__name__}: {error}"
+                if isinstance(listener, Recorder) and listener.param:
+                    text = (
+                        f"{listener.param}: expected a folder into which files can be written. Received: "
+                        f"{type(error).__name__}: {error}. The fit goes on, and leaves no file there."
+                    )
+                warn_user(text)
 
 
 class ModelOutput:
@@ -232,6 +239,8 @@ class EventFile(Recorder):
         has_moments: Whether it is written for what is of the moment, and not only for what stays.
     """
 
+    param = "eventsPath"
+
     def __init__(
         self, write: Callable[[bytes], None], facts: Mapping[str, Any] | None = None, *, has_moments: bool = True
     ) -> None:
@@ -258,10 +267,9 @@ class EventFile(Recorder):
             is_written = False
             if self._warns:
                 self._warns = False
-                warnings.warn(
-                    "The events of this fit could not be written, and are tried again while it goes on: "
-                    f"{type(error).__name__}: {error}",
-                    stacklevel=2,
+                warn_user(
+                    "eventsPath: the events of this fit could not be written, and are tried again while it goes on: "
+                    f"{type(error).__name__}: {error}"
                 )
         ended = time.monotonic()
         self._resting_until = ended + (ended - began) / _WRITING if ended - began > _QUICK_S else 0.0

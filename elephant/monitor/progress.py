@@ -11,14 +11,13 @@ import os
 import shutil
 import sys
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
 from elephant.checkpoint.state import place_in_words
-from elephant.errors import help_url
+from elephant.errors import help_url, warn_user
 from elephant.monitor.events import (
     Awaited,
     EpochEnded,
@@ -359,11 +358,10 @@ class Progress:
         loss = ended.logs.get("loss", 0.0)
         if self._warns_of_loss and not ended.is_lost and isinstance(loss, float) and not math.isfinite(loss):
             self._warns_of_loss = False
-            warnings.warn(
+            warn_user(
                 f"The loss is {loss} since epoch {ended.epoch + 1}: the model learns nothing from there on. Lower the "
                 "learning rate, clip gradients (clipnorm of the optimizer), or look for rows with NaN. "
-                f"See {help_url('nan')}",
-                stacklevel=2,
+                f"See {help_url('nan')}"
             )
 
     def _write(self, text: str) -> None:

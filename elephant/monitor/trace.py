@@ -80,6 +80,8 @@ class TraceFile(Recorder):
         facts: What is written of the fit besides.
     """
 
+    param = "eventsPath"
+
     def __init__(self, write: Callable[[bytes], None], facts: Mapping[str, Any] | None = None) -> None:
         self._write = write
         self._facts = dict(facts or {})

@@ -144,6 +144,14 @@ def test_source_when_keras_would_lose_an_option_then_refuses_rather_than_train_a
     assert model_source(lambda: compiled(loss=keras.losses.Huber(delta=2.0))).build().loss._fn_kwargs == {"delta": 2.0}
 
 
+def test_source_when_a_loss_is_a_lambda_then_keras_does_not_warn_of_it_but_where_the_user_saves(recwarn, tmp_path):
+    model = compiled(loss=lambda true, predicted: keras.ops.mean((true - predicted) ** 2))
+    model_source(model)
+    assert not [str(one.message) for one in recwarn if "lambda" in str(one.message)]
+    with pytest.warns(UserWarning, match="lambda"):
+        model.save(tmp_path / "own.keras")
+
+
 @pytest.mark.parametrize(
     "loss",
     [
