@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from elephant.spark.model import KerasModel
 
 DEFAULT_FORMAT = "parquet"
+# Formats of files. Any other format is the name of a class.
+FILE_FORMATS = ("avro", "csv", "delta", "json", "orc", "parquet", "text", "tfrecord")
 # What a job can do with a DataFrame, and not with files that executors read.
 _OF_FRAMES = ("table", "readOption", "where", "sample", "sampleSeed")
 
@@ -76,9 +79,15 @@ def read_frame(session: SparkSession, settings: Mapping[str, Any]) -> DataFrame:
 
 
 def _loaded(session: SparkSession, settings: Mapping[str, Any]) -> DataFrame:
+    from elephant.spark.hadoop_files import is_there
+
     reader = session.read.format(settings.get("format", DEFAULT_FORMAT)).options(**settings.get("readOption", {}))
     if "schema" in settings:
         reader = reader.schema(settings["schema"])
+    # Of Delta's tables a path may name a version. Spark says what is not there, too, below a page of Java's.
+    is_path = settings.get("format", DEFAULT_FORMAT) in FILE_FORMATS and settings.get("format") != "delta"
+    if is_path and not is_there(session, settings["data"]):
+        raise DataError(f"data: expected a path that is there. Received: {settings['data']!r}, where there is nothing.")
     return reader.load(settings["data"])
 
 
@@ -141,6 +150,16 @@ def require_code(settings: Mapping[str, Any]) -> None:
         raise ConfigurationError(
             f"model: expected a function that returns a model. Received: {model!r}, a {type(built).__name__}."
         )
+    if is_reference(model):
+        try:
+            inspect.signature(built).bind()
+        except TypeError as error:
+            raise ConfigurationError(
+                f"model: expected a function without arguments. Received: {model!r}: {error}."
+            ) from error
+        except ValueError:
+            # Some of what is written in C tells no signature.
+            return
 
 
 def resolve_all(setting: str, references: Mapping[str, str]) -> dict[str, Any]:

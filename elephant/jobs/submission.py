@@ -30,7 +30,7 @@ from elephant.errors import (
     text_of,
 )
 from elephant.jobs.inputs import require_code
-from elephant.jobs.settings import ALTERNATIVES, Setting, settings_of
+from elephant.jobs.settings import ALTERNATIVES, SETTINGS, Setting, settings_of
 from elephant.options import key_of, remedy_for
 
 if TYPE_CHECKING:
@@ -43,6 +43,9 @@ WRONG_ARGUMENTS = 2
 TRY_AGAIN = 3
 INTERRUPTED = 130
 _PYTHON_ERROR = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Failure): .*", re.MULTILINE)
+# Those of two words, which are no words of a sentence; not what is quoted, such as a column's name.
+_PARAMS_OF_WORDS = "|".join(setting.name for setting in SETTINGS if setting.name != setting.name.lower())
+_PARAM = re.compile(rf"(?<![\w'\"./=-])({_PARAMS_OF_WORDS})\b(?!['\"(.])(=None|)")
 _JAVA_FRAME = "\n\tat "
 _JAVA_CAUSE = re.compile(r"^Caused by: (.*)", re.MULTILINE)
 
@@ -82,8 +85,19 @@ def line_of(error: BaseException) -> str:
 
 
 def shown_line(error: BaseException) -> str:
-    """Returns `line_of` an error as users see it: elephant's own end with the address of what says more."""
-    return f"{line_of(error)} See {error.help_url}" if isinstance(error, ElephantError) else line_of(error)
+    """Returns `line_of` an error as users see it: elephant's own with arguments, and the address of what says more.
+
+    >>> shown_line(ClusterError("numWorkers=4: expected 4. Lower numWorkers to 2."))[:55]
+    '--num-workers=4: expected 4. Lower --num-workers to 2. '
+    """
+    if not isinstance(error, ElephantError):
+        return line_of(error)
+    return f"{_PARAM.sub(_flag, line_of(error))} See {error.help_url}"
+
+
+def _flag(param: re.Match[str]) -> str:
+    """Returns a param, perhaps with None, as a job's arguments have it."""
+    return f"--{key_of(param[1])}" + (" ''" if param[2] == "=None" else param[2])
 
 
 def json_line(result: Any) -> str:
@@ -121,7 +135,7 @@ def submit(job: JobKind, words: Sequence[str]) -> int:
         settings = read_settings(script, job.description, settings_of(job.name), words)
         leave_out_warnings()
         job.check(settings)
-        require_code(settings)
+        _import_code(settings)
         result = _run(job, settings)
     except (Exception, KeyboardInterrupt) as error:
         if not isinstance(error, (ElephantError, FileExistsError, KeyboardInterrupt)):
@@ -141,6 +155,14 @@ def leave_out_warnings() -> None:
 
     for name, value in log_levels("2").items():
         os.environ.setdefault(name, value)
+
+
+def _import_code(settings: Mapping[str, Any]) -> None:
+    """Sees that code which settings name is there; its modules may be the first to import a framework."""
+    from elephant.monitor.log_stream import quiet_imports
+
+    with quiet_imports():
+        require_code(settings)
 
 
 def _run(job: JobKind, settings: Mapping[str, Any]) -> Any:

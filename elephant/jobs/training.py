@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from elephant.errors import CheckpointError, ConfigurationError, DataError, UnsupportedError
-from elephant.jobs.inputs import estimator_of, read_rows
+from elephant.jobs.inputs import FILE_FORMATS, estimator_of, read_rows
 from elephant.jobs.output import Output
 from elephant.jobs.settings import RESUME, TRAIN, settings_of
 from elephant.jobs.submission import JobKind, layered, read_saved_settings, require_one, saved_settings
@@ -26,8 +26,6 @@ NAME = "job.json"
 _SAVED = tuple(setting for setting in settings_of(TRAIN) if setting.name != "trusted")
 # SQL calls what it likes: java_method, say.
 _NAMED = {"where", *(setting.name for setting in _SAVED if setting.kind.reference is not None)}
-# Formats of files. Any other format is the name of a class.
-_FORMATS = ("avro", "csv", "delta", "json", "orc", "parquet", "text", "tfrecord")
 
 DEFAULT_SAVE_MODE = "errorifexists"
 
@@ -116,7 +114,7 @@ def _may_run(name: str, value: Any) -> bool:
     if name == "model":
         return is_reference(value)
     if name == "format":
-        return value not in _FORMATS
+        return value not in FILE_FORMATS
     if name == "readOption":
         # Those of Hadoop, which name classes.
         return any("." in option for option in value)

@@ -72,6 +72,22 @@ def is_file(session: SparkSession, path: str) -> bool:
     return file.folder.has(file.name)
 
 
+def is_there(session: SparkSession, path: str) -> bool:
+    """Returns whether a path, perhaps a pattern, leads to anything; True as well where only Spark's reader can tell."""
+    context: Any = jvm_context(session)
+    if context is None:
+        return True
+    try:
+        with _as_os_errors():
+            if not hadoop_knows(session, path):
+                return True
+            place = jvm_of(context).org.apache.hadoop.fs.Path(spark_form(path))
+            found = place.getFileSystem(java_context(context).hadoopConfiguration()).globStatus(place)
+            return found is not None and len(found) > 0
+    except OSError:
+        return True
+
+
 def write_model_bytes(path: str | os.PathLike[str], content: bytes, *, overwrite: bool = True) -> None:
     """Writes a model's file, without a Spark session where none is needed.
 

@@ -18,7 +18,7 @@ from elephant.errors import (
     WorkerFailure,
 )
 from elephant.jobs import submission
-from elephant.jobs.submission import JobKind, code_of, json_line, line_of, submit
+from elephant.jobs.submission import JobKind, code_of, json_line, line_of, shown_line, submit
 
 STAGE = "Job aborted due to stage failure: Task 1 in stage 0.0 failed 4 times: {}\nDriver stacktrace:\n\tat org.apache"
 WORKER = """
@@ -96,6 +96,13 @@ def test_line_when_a_job_fails_then_is_one_and_names_the_cause(error, line):
 def test_result_when_numbers_are_not_finite_then_stays_json():
     line = json_line({"loss": [math.nan, 1.0], "about": {"best": math.inf}})
     assert json.loads(line, parse_constant=pytest.fail) == {"loss": [None, 1.0], "about": {"best": None}}
+
+
+def test_line_when_an_error_speaks_of_params_then_names_the_job_s_arguments():
+    text = "labelCol=None: expected 'numWorkers' below batchSize. Set labelCol=None, or lower numWorkers to 2."
+    assert shown_line(ConfigurationError(text)).startswith(
+        "--label-col '': expected 'numWorkers' below --batch-size. Set --label-col '', or lower --num-workers to 2. See"
+    )
 
 
 def test_submit_when_an_argument_is_wrong_then_ends_with_2_before_spark_starts(capsys):

@@ -20,6 +20,9 @@ class Scale:
 
 stop = keras.callbacks.EarlyStopping(patience=3)
 
+def needs(units):
+    pass
+
 def both():
     return [keras.callbacks.TerminateOnNaN(), keras.callbacks.EarlyStopping(patience=1)]
 """
@@ -88,6 +91,10 @@ def test_model_when_named_then_paths_and_references_are_without_repeated(text, e
         (
             {"model": "shipped_code:stop"},
             "model: expected a function .* Received: 'shipped_code:stop', a EarlyStopping.",
+        ),
+        (
+            {"model": "shipped_code:needs"},
+            "model: expected a function without arguments. .*:needs': missing a required argument: 'units'.",
         ),
         ({"callbacks": ["shipped_code:both", "shipped_code:nothing"]}, "callbacks: expected a name in shipped_code"),
         ({"customObjects": {"Scale": "shipped_code:Skale"}}, "custom-objects: .*Did you mean 'Scale'?"),

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from elephant.errors import ConfigurationError, DataError
+from elephant.jobs.inputs import read_frame
 from elephant.jobs.output import Output
 from elephant.jobs.training import keeping_job, require_trusted_job, resume, resumed_job
 from elephant.options import key_of
@@ -210,3 +211,13 @@ def test_job_when_it_replaces_something_or_finds_code_then_goes_on_where_it_is_t
 def test_output_when_spark_knows_no_file_system_then_says_so(spark):
     with pytest.raises(ConfigurationError, match="output: expected a path on a file system that Spark knows.*unknown"):
         Output(spark, "unknown://host/out", "ignore")
+
+
+def test_rows_when_nothing_is_at_their_path_then_are_missed_before_spark_looks_and_else_are_read(spark, tmp_path):
+    (tmp_path / "rows.csv").write_text("1,2\n")
+    for path in ("rows.csv", "*.csv"):
+        frame = read_frame(spark, {"data": str(tmp_path / path), "format": "csv"})
+        assert [tuple(row) for row in frame.collect()] == [("1", "2")]
+    with pytest.raises(DataError, match=r"^data: expected a path that is there\. Received: '.*/row\.csv'") as found:
+        read_frame(spark, {"data": str(tmp_path / "row.csv"), "format": "csv"})
+    assert found.value.__cause__ is None
