@@ -45,7 +45,7 @@ INTERRUPTED = 130
 _PYTHON_ERROR = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Failure): .*", re.MULTILINE)
 # Those of two words, which are no words of a sentence; not what is quoted, such as a column's name.
 _PARAMS_OF_WORDS = "|".join(setting.name for setting in SETTINGS if setting.name != setting.name.lower())
-_PARAM = re.compile(rf"(?<![\w'\"./=-])({_PARAMS_OF_WORDS})\b(?!['\"(.])(=None|)")
+_PARAM = re.compile(rf"(?<![\w'\"./=-])({_PARAMS_OF_WORDS})\b(?!['\"(]|\.\w)(=None|)")
 _JAVA_FRAME = "\n\tat "
 _JAVA_CAUSE = re.compile(r"^Caused by: (.*)", re.MULTILINE)
 
