@@ -1,5 +1,6 @@
 """Errors cross process borders whole, and show their readers nothing of elephant's own code."""
 
+import functools
 import pickle
 import sys
 import traceback
@@ -212,6 +213,8 @@ def test_worker_error_when_elephant_s_frames_are_between_the_user_s_then_they_ar
 
     assert "in train_step" not in told(inner) and "in inner" in told(inner)
     assert "in train_step" in told(None)
+    on_purpose = told(functools.partial(errors.expect, False, "axis", "a number", "x"))
+    assert "in told" in on_purpose and "in train_step" not in on_purpose
 
 
 def test_error_when_a_callback_of_the_user_raises_it_then_is_shown_from_there_on_and_others_whole():

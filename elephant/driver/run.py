@@ -12,13 +12,14 @@ import contextvars
 import functools
 import importlib
 import importlib.util
+import inspect
 import os
 import pickle  # noqa: S403  (results come as rows of our own Spark job)
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
 from elephant.backends import VARIABLE
 from elephant.cluster.gpu_plan import ResourcePlan, ResourceRequest
@@ -28,7 +29,7 @@ from elephant.collective import api
 from elephant.config import Timeouts
 from elephant.errors import ClusterError, ConfigurationError, brief_errors, warn_user
 from elephant.errors import expect as _expect
-from elephant.options import OPTION
+from elephant.options import OPTION, refuse_unknown
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -58,6 +59,7 @@ def run(
     gpu_resource: str = "gpu",
     encryption: bool | None = None,
     ports: tuple[int, int] | None = None,
+    **unknown: NoReturn,
 ) -> list[Result]:
     """Runs a function on N workers at the same time, and returns its results by rank.
 
@@ -104,6 +106,7 @@ def run(
         large ones to files, from one rank.
 
     Raises:
+        UnknownOptionError: There is no such argument.
         ConfigurationError: An argument cannot be used; function, arguments or a result cannot be
             pickled; or code that they need is missing on the other side.
         ClusterError: The cluster cannot run so many workers.
@@ -119,15 +122,16 @@ def run(
         >>> elephant.run(square_of_rank, args=(1,), num_workers=1)
         [array([1])]
     """
+    refuse_unknown("elephant.run", unknown, _known())
     kwargs, env = {} if kwargs is None else kwargs, {} if env is None else env
     timeouts = Timeouts() if timeouts is None else timeouts
-    if num_workers is None:
-        num_workers = 1
+    is_number_missing, num_workers = num_workers is None, 1 if num_workers is None else num_workers
+    check_call(fn, args, kwargs, num_workers, verbose, timeouts, env)
+    if is_number_missing:
         warn_user(
             "elephant.run: expected num_workers, the number of workers. Received: none, so that one worker runs the "
             "function. Pass num_workers=N for N of them, or num_workers=1 if one is meant."
         )
-    check_call(fn, args, kwargs, num_workers, verbose, timeouts, env)
     _expect(spark is None or callable(getattr(spark, "range", None)), "spark", "a SparkSession", spark)
     _expect(encryption is None or isinstance(encryption, bool), "encryption", "True, False or None", encryption)
     if ports is not None:
@@ -160,6 +164,11 @@ def run(
     )
 
 
+def _known() -> list[str]:
+    return [name for name in inspect.signature(run).parameters if name != "unknown"]
+
+
+@brief_errors
 def distributed(
     *,
     num_workers: int | None = None,
@@ -172,6 +181,7 @@ def distributed(
     gpu_resource: str = "gpu",
     encryption: bool | None = None,
     ports: tuple[int, int] | None = None,
+    **unknown: NoReturn,
 ) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, list[Result]]]:
     """Decorates a function: a call of it is an `elephant.run` of it, with the arguments of the call.
 
@@ -192,6 +202,7 @@ def distributed(
         >>> shifted_rank(offset=3)
         [3]
     """
+    refuse_unknown("elephant.distributed", unknown, _known()[3:])
 
     def decorate(fn: Callable[Parameters, Result]) -> Callable[Parameters, list[Result]]:
         @functools.wraps(fn)
@@ -392,6 +403,11 @@ def check_call(
     named = isinstance(kwargs, Mapping) and all(isinstance(name, str) for name in kwargs)
     variables = isinstance(env, Mapping) and all(_is_variable(*pair) for pair in env.items())
     _expect(callable(fn), "fn", "a function", fn)
+    if isinstance(args, int):
+        raise ConfigurationError(
+            f"args: expected a tuple of arguments. Received: {args!r}. Pass the number of workers by its name, "
+            f"num_workers={args!r}."
+        )
     _expect(isinstance(args, Sequence) and not isinstance(args, str | bytes), "args", "a tuple of arguments", args)
     _expect(named, "kwargs", "a dictionary of arguments by name", kwargs)
     _expect(is_count, "num_workers", "an integer of at least 1", num_workers)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any, Generic, Protocol, TypeVar
 
-from elephant.errors import JobCancelledError
+from elephant.errors import JobCancelledError, brief_errors
 from elephant.monitor.listeners import FitListener, Recorder
 
 
@@ -151,6 +151,7 @@ class FitHandle(Generic[Model]):
         if not self.done:
             self.is_unwanted = True
 
+    @brief_errors
     def result(self, timeout_s: float | None = None) -> Model:
         """Waits for the end of the fit; returns the fitted model.
 

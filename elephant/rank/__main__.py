@@ -30,7 +30,7 @@ from types import TracebackType
 from typing import BinaryIO
 
 from elephant.backends import BACKENDS
-from elephant.errors import kind_of, text_of, topic_of
+from elephant.errors import ElephantError, kind_of, text_of, topic_of
 from elephant.monitor.events import RankFailure
 from elephant.monitor.trace import PROCESS
 from elephant.rank.executor import TASK_VARIABLE, is_stopped
@@ -228,7 +228,7 @@ def run_rank(program: Program, parent: Parent) -> bytes:
 
 def failure_of(error: BaseException) -> RankFailure:
     """Returns the failure, for the Spark task, that an error of this process is."""
-    trace = "".join(traceback.format_exception(type(error), error, _own_frames(error.__traceback__)))
+    trace = "".join(traceback.format_exception(type(error), error, _own_frames(error)))
     message, trace = (_printable(_without_graph_frames(text)) for text in (_message(error), trace))
     return RankFailure(kind=kind_of(error), message=message, traceback=trace, topic=topic_of(error))
 
@@ -264,16 +264,18 @@ def _if_own(frame: re.Match[str]) -> str:
     return "" if is_library else frame[0]
 
 
-def _own_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Returns a traceback without elephant's frames; with those around its last frame where that is elephant's own."""
-    entries = []
+def _own_frames(error: BaseException) -> TracebackType | None:
+    """Returns an error's traceback without elephant's frames; with those around its last one where that is a fault."""
+    trace, entries = error.__traceback__, list[TracebackType]()
     while trace is not None:
         entries.append(trace)
         trace = trace.tb_next
     others = [entry for entry in entries if not entry.tb_frame.f_code.co_filename.startswith(_PACKAGE)]
     if not others:
         return entries[0] if entries else None
-    own = others if others[-1] is entries[-1] else entries[entries.index(others[0]) :]
+    # The text of elephant's errors says all.
+    is_told = others[-1] is entries[-1] or isinstance(error, ElephantError)
+    own = others if is_told else entries[entries.index(others[0]) :]
     for entry in reversed(own):
         if not entry.tb_frame.f_code.co_filename.endswith(_FILTER):
             trace = TracebackType(trace, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)

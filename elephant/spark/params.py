@@ -58,6 +58,11 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 # Params of which None is a value, beside another one that they have when nobody sets them.
 _NONE_SAYS = {option.param for option in OPTIONS if option.takes_none and option.default is not None}
+# Methods of an estimator that its fitted model lacks, and the reverse.
+_ELSEWHERE = {
+    **dict.fromkeys(("transform", "evaluate", "predict"), "Call fit first: the fitted model that it returns has it."),
+    "fit": "It is fitted; KerasEstimator(fitted).fit(df) trains it further.",
+}
 # Letters of a value, where a stage is shown.
 _LONGEST_TEXT = 60
 
@@ -208,7 +213,10 @@ class ModelParams(ModelParamTypes):
         def __getattr__(self, name: str) -> Any:
             # Of a param that there is no more, or of its getter or setter.
             param = name[3:4].lower() + name[4:] if name[:3] in ("get", "set") else name
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}.{remedy_for(param)}")
+            remedy = remedy_for(param).strip() or _ELSEWHERE.get(name)
+            # Python appends a full stop and what it thinks was meant.
+            end = f". {remedy}".rstrip(".") if remedy else ""
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{end}")
 
         def __setattr__(self, name: str, value: Any) -> None:
             # Its Python name is tried as well.

@@ -78,7 +78,7 @@ def test_run_when_threads_run_at_once_then_neither_is_nested():
     ("given", "message"),
     [
         ({"fn": 3}, "fn: expected a function. Received: 3"),
-        ({"args": 3}, "args: expected a tuple of arguments. Received: 3"),
+        ({"args": 3}, "args: expected a tuple of arguments. Received: 3. .* by its name, num_workers=3"),
         ({"args": "ab"}, "args: expected a tuple of arguments. Received: 'ab'"),
         ({"kwargs": {1: 2}}, "kwargs: expected a dictionary of arguments by name"),
         ({"num_workers": 0}, "num_workers: expected an integer of at least 1. Received: 0"),
@@ -97,6 +97,8 @@ def test_run_when_threads_run_at_once_then_neither_is_nested():
 def test_run_when_an_argument_is_wrong_then_refuses_before_anything_starts(given, message):
     with pytest.raises(ConfigurationError, match=message):
         elephant.run(**{"fn": int, **given})
+    with pytest.raises(TypeError, match="elephant.run has no argument 'numWorkers'. Did you mean 'num_workers'"):
+        elephant.run(int, numWorkers=2)
 
 
 def test_run_when_pyspark_is_missing_then_one_worker_runs_and_two_say_how_to_install_it():

@@ -256,7 +256,7 @@ def test_params_when_asked_then_explain_copy_and_set(spark):
             r"no param 'epoch'. Did you mean 'epochs'\?\nSee ",
         ),
         ({"epochs": 0}, ConfigurationError, "epochs: expected an integer of at least 1. Received: 0"),
-        ({"batchSize": "many"}, TypeError, 'param "batchSize". expected an integer of at least 1. Received: .many'),
+        ({"batchSize": "many"}, TypeError, 'batchSize: expected an integer of at least 1. Received: .many'),
         (
             {"featuresCol": 3},
             TypeError,
@@ -295,6 +295,10 @@ def test_fit_when_options_are_given_by_name_then_they_hold_for_this_fit_alone(sp
     for name in ("batchSize", "batch_size"):
         with pytest.raises(AttributeError, match=rf"KerasEstimator.{name} = 8. Call setBatchSize\(8\)\."):
             setattr(estimator, name, 8)
+    with pytest.raises(AttributeError, match="has no attribute 'transform'. Call fit first: "):
+        estimator.transform("rows")
+    with pytest.raises(AttributeError, match="has no attribute 'fit'. It is fitted; "):
+        estimator.getModel().fit("rows")
 
 
 @every_case(

@@ -167,7 +167,7 @@ class FailureDetector:
                 grace.remaining()
         farewell = self._farewell_messages.get(rank)
         if operation.is_message and (last := self.closed_after(rank, operation)) is not None:
-            raise PeerLostError(f"Rank {rank} closed its collective after {spelled(last)}.")
+            raise PeerLostError(_closed(rank, last))
         raise (farewell and farewell.error) or PeerLostError(
             f"Rank {self.rank} lost rank {rank} in {_named(operation)}: the connection ended, and no rank reported an "
             f"error. See the executor log of rank {rank}."
@@ -363,7 +363,7 @@ class FailureDetector:
         for (rank, closed), last in self._closed_after.items():
             is_over = closed == group and last < operation.sequence and not operation.is_message
             if is_over and operation.needs(rank):
-                raise PeerLostError(f"Rank {rank} closed its collective after {spelled(last)}.")
+                raise PeerLostError(_closed(rank, last))
         for lost, witness in self._lost.items():
             between = "the two" if witness == self.rank else f"it and rank {witness}"
             raise PeerLostError(
@@ -398,6 +398,13 @@ class FailureDetector:
 
 def _listed(ranks: Iterable[int]) -> str:
     return ", ".join(map(str, sorted(ranks)))
+
+
+def _closed(rank: int, last: int) -> str:
+    return (
+        f"Rank {rank} closed its collective after {spelled(last)}: its function has returned, or made fewer calls. All "
+        "ranks must make the same calls, in the same order."
+    )
 
 
 def _named(operation: Operation) -> str:
