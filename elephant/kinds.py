@@ -218,7 +218,7 @@ def _function(value: Any) -> Callable[..., Any]:
 
 
 def _listed(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, Iterable) else [value]
+    return list(value) if isinstance(value, Iterable) and not isinstance(value, str) else [value]
 
 
 def _columns(value: Any) -> Any:

@@ -384,6 +384,16 @@ def remedy_for(name: str) -> str:
     return " " + REMOVED[snake].format_map(in_words if {"-", "_"} & set(name) else in_params)
 
 
+def in_params(text: str) -> str:
+    """Returns a message with options as Spark names them, where it has them as Python does; values stay.
+
+    >>> in_params("keep_best: expected checkpoint_path. Received: None, with keep_best='batch_size'.")
+    "keepBest: expected checkpointPath. Received: None, with keepBest='batch_size'."
+    """
+    names = "|".join(option.name for option in OPTIONS if "_" in option.name)
+    return re.sub(rf"(?<![\w/.'\"])(?:{names})(?![\w/])", lambda found: OPTION[found[0]].param, text)
+
+
 def options_of(*scopes: Scope) -> tuple[Option, ...]:
     """Returns the options of some parts of the program, in the order of the table."""
     return tuple(option for option in OPTIONS if option.scope in scopes)

@@ -138,6 +138,16 @@ class FileFormat:
 
 
 FORMATS: dict[str, FileFormat] = {}
+# Of Spark, by how names of files end that only it reads.
+_READERS = {
+    "csv": "spark.read.csv(path, header=True, inferSchema=True)",
+    "tsv": r"spark.read.csv(path, sep='\t', header=True, inferSchema=True)",
+    "json": "spark.read.json(path)",
+    "jsonl": "spark.read.json(path)",
+    "orc": "spark.read.orc(path)",
+    "avro": "spark.read.format('avro').load(path)",
+    "txt": "spark.read.text(path)",
+}
 Opener = Callable[[FileListing], Opened]
 
 
@@ -191,11 +201,20 @@ def _format_of(listing: FileListing) -> str:
     kind = kinds.pop()
     if kinds or kind is None:
         titles = " or ".join(known.title for known in FORMATS.values() if known.names)
+        remedy = "Say what they are: elephant.Files(path, format='parquet')."
+        if kind is None and not kinds and (reader := _reader_of(found[0].path)):
+            remedy = f"Pass the DataFrame that Spark reads: {reader}."
         raise ConfigurationError(
             f"path: expected {titles} files, by their names. Received: {listing.url!r} with {found[0].path!r}"
-            f"{' and others' if len(found) > 1 else ''}. Say what they are: elephant.Files(path, format='parquet')."
+            f"{' and others' if len(found) > 1 else ''}. {remedy}"
         )
     return kind
+
+
+def _reader_of(name: str) -> str:
+    """Returns the call of Spark that reads a file of this name; empty where the name does not tell it."""
+    found = re.search(rf"\.({'|'.join(_READERS)})(\.\w+)?$", name, re.IGNORECASE)
+    return "" if found is None else _READERS[found[1].lower()]
 
 
 def _format_of_file(url: str, file: Found) -> str | None:

@@ -45,6 +45,7 @@ from elephant.options import (
     Option,
     Scope,
     check_pairs,
+    in_params,
     options_of,
     remedy_for,
 )
@@ -291,6 +292,15 @@ def batch_functions(stage: Params) -> BatchFunctions:
 
 def fit_config(stage: Params) -> FitConfig:
     """Returns the options of a fit, checked; raises ConfigurationError or UnsupportedError."""
+    try:
+        return _checked_config(stage)
+    except (ConfigurationError, UnsupportedError) as error:
+        # `FitConfig` does not know what its options are called here.
+        error.args = (in_params(error.message),)
+        raise
+
+
+def _checked_config(stage: Params) -> FitConfig:
     given = values_of(stage, ROWS, FIT, SERVERS)
     check_pairs(given, ROWS)
     config = limited(FitConfig.of(vars(values_of(stage, FIT, SERVERS))))

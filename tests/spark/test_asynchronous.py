@@ -133,8 +133,8 @@ def test_fit_when_there_are_no_rows_to_train_on_then_says_so(spark):
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"syncBatchNorm": True}, ConfigurationError, "sync_batch_norm: expected mode='synchronous'"),
-        ({"scaleLearningRate": True}, ConfigurationError, "scale_learning_rate: expected mode='synchronous'"),
+        ({"syncBatchNorm": True}, ConfigurationError, "syncBatchNorm: expected mode='synchronous'"),
+        ({"scaleLearningRate": True}, ConfigurationError, "scaleLearningRate: expected mode='synchronous'"),
         (
             {"algorithm": "adag:0.1"},
             ConfigurationError,
@@ -144,7 +144,7 @@ def test_fit_when_there_are_no_rows_to_train_on_then_says_so(spark):
         ({"mode": "synchronous", "algorithm": "adag"}, ConfigurationError, "algorithm: expected mode='asynchronous'"),
         ({"mode": "synchronous", "port": 4000}, ConfigurationError, "port: expected mode='asynchronous'"),
         ({"parameterServers": 0}, ConfigurationError, "parameterServers: expected an integer of at least 1"),
-        ({"backgroundExchange": True, "frequency": 5}, UnsupportedError, "background_exchange: expected workers that"),
+        ({"backgroundExchange": True, "frequency": 5}, UnsupportedError, "backgroundExchange: expected workers that"),
         ({"callbacks": [LearningRateWarmup(2)]}, UnsupportedError, "LearningRateWarmup changes the rate between"),
     ],
     ids=name_of,

@@ -264,6 +264,7 @@ def test_params_when_asked_then_explain_copy_and_set(spark):
         ),
         ({"mode": "both"}, ConfigurationError, "mode: expected one of synchronous, asynchronous, hogwild"),
         ({"callbacks": [3]}, ConfigurationError, "callbacks: expected instances of keras.callbacks.Callback"),
+        ({"callbacks": "EarlyStopping"}, ConfigurationError, "callbacks: expected .* Received: 'EarlyStopping'"),
         ({"validationFraction": 0.5, "validationIndicatorCol": "v"}, ConfigurationError, "validationFraction: .* 0.5"),
         ({"model": 3}, ConfigurationError, "model: expected a compiled keras.Model.*Received: builtins.int"),
         ({"model": lambda: 3}, ConfigurationError, "a function that returns a keras.Model. It returned: 3"),
