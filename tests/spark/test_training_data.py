@@ -261,17 +261,23 @@ def test_fit_when_a_file_goes_after_it_was_listed_then_says_so(spark, tmp_path, 
         ("empty", "path: expected files with rows. Received: .*empty', a folder without any"),
         (
             "other",
-            r"path: expected Parquet or TFRecord files, by their names. Received: .*notes.txt'. .*elephant.Files",
+            r"path: expected Parquet or TFRecord files, by their names. Received: .*notes.log'. .*elephant.Files",
+        ),
+        (
+            "text",
+            r"path: expected Parquet .* Received: .*x.csv.gz'\. Pass the DataFrame .*: spark\.read\.csv\(path, head",
         ),
         (Files("rows", schema="x float"), "schema: expected TFRecord files. Received: parquet files"),
         (Files("rows", format="delta"), "path: expected "),
     ],
-    ids=["nothing", "empty", "other files", "schema", "no table"],
+    ids=["nothing", "empty", "other files", "what Spark reads", "schema", "no table"],
 )
 def test_fit_when_a_path_cannot_be_used_then_says_why(spark, tmp_path, files, message):
     (tmp_path / "empty").mkdir()
     (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "notes.txt").write_text("notes")
+    (tmp_path / "other" / "notes.log").write_text("notes")
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "x.csv.gz").write_text("no archive, which nobody opens")
     counting_files(tmp_path / "rows")
     if isinstance(files, Files):
         files = Files(tmp_path / files.path, files.format, files.schema)
