@@ -222,7 +222,7 @@ def _format_of_file(url: str, file: Found) -> str | None:
         if known.names and known.names.search(file.path):
             return name
     system, _ = open_file_system(url)
-    with system.open_input_stream(file.path) as stream:
+    with system.open_input_stream(file.path, compression=None) as stream:
         first = stream.read(max(len(known.magic) for known in FORMATS.values()))
     return next((name for name, known in FORMATS.items() if known.magic and first.startswith(known.magic)), None)
 
