@@ -129,6 +129,8 @@ class Backend(ABC):
         fixed_shapes: Whether a step must know the shapes of all that it computes.
         stand_in_rows: How many rows a rank that brings none to a step puts through its model.
         optimizers: The beginning of the module's name by which Keras saves its optimizers, where that is the backend's.
+        outside_table: A pattern of its error where a layer looks up a number for which its table has no row: the
+            number, the rows and the layer. Empty where such an error does not tell.
         program_layers: Layers of Keras that hold a program of the framework, or load one.
         compiles_host_calls: Whether a step that XLA compiles can call a function on the host.
         compiles_divided_updates: Whether ranks can exchange weights at the end of a step with ``jit_compile=True``.
@@ -154,6 +156,7 @@ class Backend(ABC):
     fixed_shapes = False
     stand_in_rows = 1
     optimizers = ""
+    outside_table = ""
     program_layers: tuple[str, ...] = ()
     compiles_host_calls = False
     compiles_divided_updates = True

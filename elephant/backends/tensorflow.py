@@ -56,6 +56,7 @@ class TensorFlowBackend(Backend):
         rf"([WE]0000 00:00:|{_STAMP}[WE] ).*"
         r"(Unable to register cu|computation placer already registered|failed call to cuInit|cuda_diagnostics|TF-TRT)"
     )
+    outside_table = r"indices\[[\d,]*\] = (-?\d+) is not in \[0, (\d+)\)\s+\[\[\{\{node (?:\S+/)?([^/\s]+)/GatherV2\}\}"
     growth = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}
     # Its import leaves two threads and no device: measured.
     forks_after_import = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,6 +11,8 @@ import keras
 
 from elephant.backends import current
 from elephant.backends.base import Steps
+from elephant.backends.keras_private import flat_layers
+from elephant.errors import DataError
 from elephant.rank.rank_progress import RankWeight
 
 # Limits of the steps that one call takes. So long a failure, or the news of where a rank is, may wait.
@@ -178,6 +181,9 @@ def fit_from(model: keras.Model, batches: Any, callbacks: FitCallbacks, epoch: i
 
     Returns:
         Whether training has ended; where it has not, the callbacks have asked for a pause.
+
+    Raises:
+        DataError: An embedding has no row for a number that was looked up.
     """
     try:
         model.fit(
@@ -192,4 +198,29 @@ def fit_from(model: keras.Model, batches: Any, callbacks: FitCallbacks, epoch: i
     except FitPaused:
         delattr(model.optimizer, _FINALIZE)
         return False
+    except Exception as error:
+        refused = _outside_table(model, error)
+        if refused is None:
+            raise
+        raise refused from None
     return True
+
+
+def _outside_table(model: keras.Model, error: Exception) -> DataError | None:
+    """Returns the error of a number that an embedding of Keras has no row for, where the framework's says just that."""
+    pattern = current().outside_table
+    found = re.search(pattern, str(error)) if pattern else None
+    if found is None:
+        return None
+    number, num_rows, node = found[1], int(found[2]), found[3]
+    embeddings = [layer for layer in flat_layers(model) if isinstance(layer, keras.layers.Embedding)]
+    # A framework counts the calls of a layer in its name.
+    called = [one.name for one in embeddings if one.input_dim == num_rows and node in (one.name, f"{one.name}_1")]
+    if not called:
+        return None
+    return DataError(
+        f"model: expected numbers from 0 to {num_rows - 1} for the layer {' or '.join(map(repr, called))}, an "
+        f"Embedding with input_dim={num_rows}. Received: {number}. Build it with a larger input_dim, or number the "
+        "values anew, as pyspark.ml.feature.StringIndexer and keras.layers.IntegerLookup do.",
+        topic="a-number-that-an-embedding-has-no-row-for",
+    )

@@ -12,6 +12,7 @@ from elephant.backends import current
 from elephant.backends.gradient_averager import GradientAverager
 from elephant.collective.communicator import LocalCommunicator
 from elephant.data.epoch_plan import EpochPlan
+from elephant.errors import DataError
 from elephant.monitor.events import RankEpoch
 from elephant.rank.keras_fit import FitCallbacks, StepRuns, fit_from
 from elephant.rank.rank_progress import RankWeight, StepCounter
@@ -307,3 +308,18 @@ def keras_rows(batches, in_runs):
     import tensorflow as tf
 
     return tf.data.Dataset.from_tensor_slices(tuple(np.stack(part) for part in zip(*tuples, strict=True)))
+
+
+@RUNS
+def test_fit_when_an_embedding_has_no_row_for_a_number_then_says_which_layer_and_which_numbers_it_takes():
+    model = keras.Sequential([keras.layers.Input((1,), dtype="int32"), keras.layers.Embedding(10, 2, name="words")])
+    model.compile("sgd", "mse")
+    rows = (np.array([[3], [41]]), np.zeros((2, 1, 2)))
+    assert np.array_equal(model(np.array([[-1]])), model(np.array([[9]])))
+    with pytest.raises(
+        DataError, match=r"from 0 to 9 for the layer 'words', an Embedding with input_dim=10\. Received: 41\."
+    ) as found:
+        fit_from(model, (rows for _ in range(1)), None, 0, epochs=1, steps=1)
+    assert found.value.__suppress_context__
+    with pytest.raises(TypeError, match="interpreted as an integer"):
+        fit_from(model, (rows for _ in range(1)), None, 0, epochs="epochs", steps=1)

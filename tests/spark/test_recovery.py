@@ -322,7 +322,9 @@ def test_fit_when_a_checkpoint_cannot_be_written_then_ends_unless_it_was_the_las
     written = []
 
     def write(folder, name, fill):
-        written.append(name)
+        # Before anything is trained, a trial tells whether the folder can be written.
+        if ".epoch-trial" not in name:
+            written.append(name)
         if len(written) in failing:
             raise OSError(28, "No space left on device")
         return plain(folder, name, fill)
