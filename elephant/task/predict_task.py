@@ -8,9 +8,10 @@ from __future__ import annotations
 import functools
 import io
 import itertools
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -25,12 +26,15 @@ from elephant.data.records import RecordPlan
 from elephant.data.schema import DENSE, FEATURES, RAGGED, SPARSE, TEXT, DataSchema, Field, Nest, pack, role_of
 from elephant.data.to_arrow import to_arrow
 from elephant.data.to_numpy import is_binary, is_list
-from elephant.errors import DataError, SchemaError
+from elephant.errors import FULL_TRACEBACK, DataError, ElephantError, SchemaError
 from elephant.task.model_batches import ModelBatch, ModelRows, PackedFunction
 from elephant.task.model_cache import PackedModel
 
 if TYPE_CHECKING:
     from elephant.modeling.model_info import OutputInfo
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 
 # How Spark hands ml vectors on; type 1 is dense, with values alone.
 VECTOR_TYPE = pa.schema(
@@ -46,6 +50,25 @@ PROBABILITY = "probability"  # one probability per class
 SCORES = "scores"  # one score per class, of which the probabilities are made: logits
 NUMBER = "number"  # the output's one value
 VALUES = "values"  # all of the output's values, laid flat
+
+
+def _brief(function: Callable[Given, Iterator[Result]]) -> Callable[Given, Iterator[Result]]:
+    """Decorates what Spark's Python workers run: an error of elephant shows none of its frames, of which Spark has two.
+
+    As `elephant.errors.brief_errors`, which what raises later, and elsewhere, does not pass.
+    """
+
+    @functools.wraps(function)
+    def run(*args: Given.args, **kwargs: Given.kwargs) -> Iterator[Result]:
+        try:
+            yield from function(*args, **kwargs)
+        except ElephantError as error:
+            error.is_shown = True
+            if FULL_TRACEBACK in os.environ:
+                raise
+            raise error.with_traceback(None) from error.__cause__
+
+    return run
 
 
 @dataclass(frozen=True)
@@ -115,18 +138,22 @@ class Arguments:
 def _kind(kinds: Sequence[pa.DataType], argument: Argument) -> str:
     """Returns the kind of a field, of the types of its columns."""
     kind = kinds[0]
-    if pa.types.is_struct(kind) and all(kind.get_field_index(name) >= 0 for name in VECTOR_TYPE.names):
-        return SPARSE
     if argument.dtype == "string":
         return TEXT
+    if len(kinds) > 1 and not all(map(_is_number, kinds)):
+        raise SchemaError(
+            f"predict_udf: expected one column for the input {argument.name!r}, or several of numbers, which make one "
+            f"vector. Received: {len(kinds)} of type {', '.join(map(str, kinds))}. Pass the input's column alone."
+        )
+    if pa.types.is_struct(kind) and all(kind.get_field_index(name) >= 0 for name in VECTOR_TYPE.names):
+        return SPARSE
     depth = 0
     while is_list(kind):
         depth, kind = depth + 1, kind.value_type
-    wrong = [kind for kind in (kind, *kinds[1:]) if not _is_number(kind) and not (len(kinds) == 1 and is_binary(kind))]
-    if wrong:
+    if not _is_number(kind) and not is_binary(kind):
         raise SchemaError(
             f"predict_udf: expected an array of numbers, numbers, an ml vector or a binary tensor for the input "
-            f"{argument.name!r}. Received: a column of type {wrong[0]}."
+            f"{argument.name!r}. Received: a column of type {kind}."
         )
     shape = argument.shape
     differs = depth > 0 and shape is not None and len(shape) == depth and shape[0] is None and None not in shape[1:]
@@ -405,6 +432,7 @@ def predict_records(prediction: Prediction, plan: RecordPlan, records: Iterable[
                 yield pack(prediction.outputs, row)
 
 
+@_brief
 def predict_structs(
     prediction: Prediction, columns: Sequence[OutputColumn], chunks: Iterable[pa.Array | tuple[pa.Array, ...]]
 ) -> Iterator[pa.Array]:
@@ -428,6 +456,7 @@ def _structs(
             yield pa.StructArray.from_arrays(arrays, [column.name for column in columns])
 
 
+@_brief
 def predict_arguments(
     model: PackedModel,
     arguments: Arguments,
@@ -454,6 +483,7 @@ def prepared_groups(groups: Iterable[Sequence[Sequence[pa.Array]]], schema: Data
         row += len(group[0][0])
 
 
+@_brief
 def predict_packed(
     model: PackedModel, content: bytes, chunks: Iterable[pa.Array | tuple[pa.Array, ...]]
 ) -> Iterator[pa.Array]:
@@ -492,6 +522,7 @@ def _as_arrow(series: Any) -> pa.Array:
     return pa.Array.from_pandas(series)
 
 
+@_brief
 def predict_batches(
     prediction: Prediction, columns: Sequence[OutputColumn], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:

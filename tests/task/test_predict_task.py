@@ -342,14 +342,21 @@ def test_arguments_when_a_later_batch_has_what_no_integer_holds_then_the_error_h
     pack = packed(Servable.of_model(keras.Model(inputs, keras.ops.cast(inputs, "float32"))), model_id="rows")
     arguments = Arguments((Argument("x", "int32", (2,)),), 0)
     batches = [(pa.array([1, 2]), pa.array([0.5, value])) for value in (1.5, float("nan"))]
-    with pytest.raises(DataError, match="Received: nan in row 3 of the partition"):
+    with pytest.raises(DataError, match="Received: nan in row 3 of the partition") as failure:
         list(predict_arguments(pack, arguments, 0, 8, [OutputColumn("r", 0, VALUES)], batches))
+    # Spark shows the frames of its Python workers, twice.
+    assert [frame.name for frame in failure.traceback][1:] == ["run"]
 
 
 def test_arguments_when_there_are_too_few_then_says_which_inputs_there_are():
     arguments = Arguments((Argument("left", "float32", (3,)), Argument("right", "float32", (3,))), (0, 1))
     with pytest.raises(SchemaError, match="each of the model's inputs left, right. Received: 1 arguments"):
         arguments.grouped([lists([[1, 2, 3]])])
+    alone = Arguments((Argument("left", "float32", (3,)),), "left")
+    with pytest.raises(
+        SchemaError, match="expected one column for the input 'left'.* Received: 2 of type .*double>, int"
+    ):
+        alone.schema(alone.grouped([pa.array([[1.0]]), pa.array([1])]))
     with pytest.raises(SchemaError, match="expected an array of numbers.* for the input 'left'. Received: .* string"):
         arguments.schema(arguments.grouped([pa.array(["a"]), pa.array(["b"])]))
 
