@@ -256,7 +256,7 @@ def test_params_when_asked_then_explain_copy_and_set(spark):
             r"no param 'epoch'. Did you mean 'epochs'\?\nSee ",
         ),
         ({"epochs": 0}, ConfigurationError, "epochs: expected an integer of at least 1. Received: 0"),
-        ({"batchSize": "many"}, TypeError, 'batchSize: expected an integer of at least 1. Received: .many'),
+        ({"batchSize": "many"}, TypeError, "batchSize: expected an integer of at least 1. Received: .many"),
         (
             {"featuresCol": 3},
             TypeError,
