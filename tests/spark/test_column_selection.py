@@ -222,11 +222,11 @@ def test_weight_and_indicator_when_prepared_then_keep_their_rows(table):
         ({"featuresCol": "text"}, "featuresCol: expected an array .* Received: column 'text' of type string"),
         ({"featuresCol": ["b", "text", "c"]}, "featuresCol: expected a numeric column.* 'text' of type string"),
         ({"featuresCol": ["b", "c"]}, r"expected 3 values for the model's input shape \(3,\). Received: 2 columns"),
-        ({"featuresCol": "b"}, r"expected 3 values for the model's input shape \(3,\). Received: 1 columns"),
+        ({"featuresCol": "b"}, r"expected 3 values for the model's input shape \(3,\). Received: 1 column \(b\)"),
         ({"labelCol": "text"}, "labelCol: expected .* Received: column 'text' of type string"),
         ({"labelCol": "label"}, "labelCol: expected one of the columns .* Received: 'label'"),
         ({"labelCol": ["b", "text"]}, "labelCol: expected a numeric column.* 'text' of type string"),
-        ({"labelCol": ["b", "c"]}, r"expected 1 values for a label .* shape is \(1,\). Received: 2 columns \(b, c\)"),
+        ({"labelCol": ["b", "c"]}, r"expected 1 value for a label .* shape is \(1,\). Received: 2 columns \(b, c\)"),
         ({"labelCol": ["b", "c"], "preprocessing": print}, "labelCol: expected one column for a label, because prepro"),
         ({"weightCol": "doubles"}, "weightCol: expected a column of numbers, .* Received: column 'doubles'"),
         (

@@ -286,8 +286,9 @@ def _of_several(field: Field, param: str, use: str) -> Field:
     names = field.columns
     if not field.accepts(len(names)):
         raise SchemaError(
-            f"{param}: expected {field.width} values for {use}. "
-            f"Received: {len(names)} columns ({', '.join(names[:6])}{', ...' if len(names) > 6 else ''}). Name as many "
+            f"{param}: expected {field.width} value{'' if field.width == 1 else 's'} for {use}. "
+            f"Received: {len(names)} column{'' if len(names) == 1 else 's'} "
+            f"({', '.join(names[:6])}{', ...' if len(names) > 6 else ''}). Name as many "
             "as there are values.",
             topic="rows-of-another-width",
         )
