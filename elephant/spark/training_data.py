@@ -77,7 +77,7 @@ def is_frame(given: Any) -> bool:
 def require_frame(given: Any, caller: str, others: str = "") -> None:
     """Raises TypeError for what is no DataFrame of Spark; others are what the caller takes beside, for the message."""
     if not is_frame(given):
-        raise TypeError(f"{caller}: expected a DataFrame of Spark{others}. Received: {_described(given)}")
+        raise TypeError(f"{caller}: expected a DataFrame of Spark{others}. Received: {_described(given, caller)}")
 
 
 def refuse_stream(given: Any, caller: str, remedy: str) -> None:
@@ -122,7 +122,7 @@ def frame_of_arrow(session: SparkSession, table: pa.Table) -> DataFrame:
     return session.createDataFrame([tuple(row.values()) for row in table.to_pylist()], spark_schema(table.schema))
 
 
-def _described(given: Any) -> str:
+def _described(given: Any, caller: str = "fit") -> str:
     """Returns a description of something that is no DataFrame, and how it becomes one."""
     name = type(given).__name__
     if _is_of_pandas(given):
@@ -134,8 +134,10 @@ def _described(given: Any) -> str:
     if not (isinstance(given, (tuple, list, dict)) or hasattr(given, "__array__")):
         return f"{name}."
     shape = f" of shape {given.shape}" if isinstance(given, np.ndarray) else ""
+    is_compared = caller in ("fit", "evaluate")
+    arrays, columns = ("Arrays x and y make", ", 'label': y") if is_compared else ("An array x makes", "")
     return (
-        f"{name}{shape}. Arrays x and y make one: pandas.DataFrame({{'features': list(x), 'label': y}}); an image of "
+        f"{name}{shape}. {arrays} one: pandas.DataFrame({{'features': list(x){columns}}}); an image of "
         "several dimensions is a flat row of it, which takes the shape of the model's input."
     )
 

@@ -280,5 +280,7 @@ def test_predictions_when_collected_then_are_keras_own_in_the_order_of_the_rows(
     np.testing.assert_allclose([row[0].price for row in scored.collect()], expected[:, 0], rtol=1e-5, atol=1e-6)
     with pytest.raises(DataError, match="predict: expected rows"):
         single.predict(frame.limit(0).select(F.array(F.lit(1.0)).alias("features")))
-    with pytest.raises(TypeError, match="predict: expected a DataFrame of Spark, the path .* Received: ndarray"):
+    with pytest.raises(
+        TypeError, match="predict: expected a DataFrame of Spark, the path .* Received: ndarray.* An array x makes one"
+    ):
         single.predict(x)
