@@ -173,7 +173,7 @@ def use(spark, folder):
         fitted.model.evaluate(columns["features"], columns["label"], verbose=0), rel=1e-4
     )
     fitted.save(path)
-    with pytest.raises(Exception, match="already exists"):
+    with pytest.raises(FileExistsError, match="expected a path where nothing is saved yet"):
         fitted.save(path)
     fitted.write().overwrite().save(path)
     check_weights(KerasModel.load(path), fitted.model.get_weights())

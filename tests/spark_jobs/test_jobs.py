@@ -25,9 +25,9 @@ WRONG = {
     "column": (
         ["--features-col", "pixels"],
         1,
-        "train.py: featuresCol: expected one of the columns id, features, label.",
+        "train.py: --features-col: expected one of the columns id, features, label.",
     ),
-    "slots": (["--num-workers", "3"], 3, "train.py: numWorkers=3: "),
+    "slots": (["--num-workers", "3"], 3, "train.py: --num-workers=3: "),
 }
 
 
@@ -161,7 +161,7 @@ def test_resume_when_a_worker_was_killed_then_goes_on_and_ends_as_if_nothing_had
             np.testing.assert_allclose(after[name], before[name], atol=1e-5)
     assert last_line(again) == history
     assert anew.returncode == 2
-    assert complaint(anew, "train").startswith("train.py: checkpointPath: expected a folder without checkpoints.")
+    assert complaint(anew, "train").startswith("train.py: --checkpoint-path: expected a folder without checkpoints.")
     assert json.loads((checkpoints / "job.json").read_text())["output"] == str(output)
 
 
