@@ -13,11 +13,11 @@ from elephant.driver.verification import Difference, Verification
     ("words", "text"),
     [
         ([], "expected --data or --table. Received: none"),
-        (["os.path:join"], "expected --data or --table. Received: none"),
-        (["os.path:join", "rows.parquet", "--rows", "1"], "rows: expected an integer of at least 2. Received: '1'"),
-        (["os.path:join", "rows.parquet", "--epochs", "3"], "expected the name of a setting. Received: an unknown one"),
-        (["os.path:join", "rows.parquet", "more"], "Received: an unknown one"),
-        (["os.path:join", "rows.parquet", "--table", "rows"], "expected --data or --table. Received: both"),
+        (["os:getcwd"], "expected --data or --table. Received: none"),
+        (["os:getcwd", "rows.parquet", "--rows", "1"], "rows: expected an integer of at least 2. Received: '1'"),
+        (["os:getcwd", "rows.parquet", "--epochs", "3"], "expected the name of a setting. Received: an unknown one"),
+        (["os:getcwd", "rows.parquet", "more"], "Received: an unknown one"),
+        (["os:getcwd", "rows.parquet", "--table", "rows"], "expected --data or --table. Received: both"),
     ],
 )
 def test_verify_when_arguments_are_wrong_then_exits_with_2_and_says_which(words, text, capsys):
@@ -66,12 +66,12 @@ def verification(difference):
 def test_verify_when_compared_then_the_exit_code_says_whether_they_are_equal(compared, difference, code, capsys):
     asked, answers = compared
     answers += [verification(difference), verification(difference)]
-    assert main(["verify", "os.path:join", "rows.parquet", "--rows", "50", "--batch-size", "8"]) == code
+    assert main(["verify", "os:getcwd", "rows.parquet", "--rows", "50", "--batch-size", "8"]) == code
     assert f"equal within 1e-04: {'no' if code else 'yes'}" in capsys.readouterr().out.lower()
-    assert main(["verify", "os.path:join", "rows.parquet", "--json"]) == code
+    assert main(["verify", "os:getcwd", "rows.parquet", "--json"]) == code
     assert json.loads(capsys.readouterr().out)["equal"] is not bool(code)
     assert [(settings["model"], given, rows) for settings, given, rows in asked] == [
-        ("os.path:join", "rows.parquet", 50),
-        ("os.path:join", "rows.parquet", 1000),
+        ("os:getcwd", "rows.parquet", 50),
+        ("os:getcwd", "rows.parquet", 1000),
     ]
     assert asked[0][0]["batchSize"] == 8

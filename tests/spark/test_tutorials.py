@@ -76,7 +76,10 @@ def faults_of(script):
     yield from (f"ends with {output.ename}" for output in outputs if output.output_type == "error")
     texts = [text for output in outputs for text in notebooks.texts_of(output)]
     yield from (f"names this machine: {found[0]}" for text in texts for found in OF_ONE_MACHINE.finditer(text))
-    if not any("image/png" in output.get("data", {}) for output in outputs):
+    if not any(
+        "image/png" in output.get("data", {}) or "<svg" in output.get("data", {}).get("text/html", "")
+        for output in outputs
+    ):
         yield "draws nothing"
 
 
