@@ -11,13 +11,13 @@ from elephant.cli.main import main
 from elephant.errors import ClusterError
 from elephant.monitor.summary import FitSummary
 
-GIVEN = ["bench", "--data", "rows.parquet", "--model", "os.path:join"]
+GIVEN = ["bench", "--data", "rows.parquet", "--model", "os:getcwd"]
 
 
 @every_case(
     ("words", "text"),
     [
-        (["bench", "--model", "os.path:join"], "expected --data or --table. Received: none"),
+        (["bench", "--model", "os:getcwd"], "expected --data or --table. Received: none"),
         (GIVEN[:3], "expected --model"),
         ([*GIVEN, "--workers", "1,zero"], "workers: expected numbers such as 1,2,4"),
         ([*GIVEN, "--workers", "0"], "workers: expected numbers such as 1,2,4"),
@@ -25,7 +25,7 @@ GIVEN = ["bench", "--data", "rows.parquet", "--model", "os.path:join"]
         ([*GIVEN, "--num-workers", "2"], "--num-workers: expected the name of a setting"),
         ([*GIVEN, "--master", "spark:/host"], "master: expected spark://HOST:PORT"),
         ([*GIVEN, "--master", "yarn", "--remote", "sc://host"], "both --master and --remote"),
-        ([*GIVEN[:-1], "os.path:joined"], "which os.path does not have"),
+        ([*GIVEN[:-1], "os:getcwded"], "which os does not have"),
     ],
 )
 def test_arguments_when_they_are_wrong_then_exits_with_2_and_says_which(words, text, capsys):
