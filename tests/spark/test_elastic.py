@@ -248,7 +248,9 @@ def test_fit_when_workers_read_files_themselves_then_a_pair_is_refused(spark, tm
 
 
 DYNAMIC = """
-import json, sys
+import faulthandler, json, sys
+# Where it stands, should it hang.
+faulthandler.dump_traceback_later(240, exit=True)
 from elephant.cluster.local import local_session
 from elephant import KerasEstimator, SparkModel
 from keras_reference import classifier_data, regression_model
@@ -262,7 +264,7 @@ columns = classifier_data(47)
 rows = [(row.tolist(), float(label)) for row, label in zip(columns["features"], columns["label"])]
 frame = session.createDataFrame(rows, "features array<double>, label double")
 fitted = KerasEstimator(
-    model=regression_model("sgd"), numWorkers=(1, 2), epochs=2, batchSize=4, seed=5, verbose=0
+    model=regression_model("sgd"), numWorkers=(1, 2), epochs=2, batchSize=4, seed=5, verbose=2
 ).fit(frame)
 pieces = [row[0] for row in frame.selectExpr("pmod(xxhash64(features, label), 32)").collect()]
 weights = [weight.tolist() for weight in fitted.model.get_weights()]
@@ -279,7 +281,7 @@ def test_fit_when_spark_starts_executors_on_demand_then_they_come_and_weights_eq
     done = subprocess.run(
         [sys.executable, "-c", DYNAMIC], env=environment, capture_output=True, text=True, timeout=280, check=False
     )
-    assert done.returncode == 0, done.stderr[-5000:]
+    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-8000:]}"
     said = json.loads(done.stdout.splitlines()[-1])
     assert said["workers"][-1] == 2
     columns = {**classifier_data(47), "piece": np.array(said["pieces"])}
