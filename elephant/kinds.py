@@ -6,6 +6,7 @@ and arrays of numpy are values as well, and become Python's own.
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 import re
@@ -106,6 +107,22 @@ def plain(value: Any) -> Any:
     if type(value) is dict:
         return {plain(name): plain(part) for name, part in value.items()}
     return type(value)(map(plain, value)) if type(value) in (list, tuple) else value
+
+
+def missing_argument(function: Callable[..., Any]) -> str:
+    """Returns in words what a function misses that is called without arguments; empty where that is nothing.
+
+    >>> missing_argument(lambda n: n), missing_argument(dict)
+    ("missing a required argument: 'n'", '')
+    """
+    try:
+        inspect.signature(function).bind()
+    except TypeError as error:
+        return str(error)
+    except ValueError:
+        # Of some that are written in C, Python knows no signature.
+        return ""
+    return ""
 
 
 def is_reference(text: str) -> bool:

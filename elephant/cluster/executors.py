@@ -348,16 +348,18 @@ def awaited_slots(
     if promised is not None and promised < wanted:
         # There will never be enough. How many there are, is known when those have come.
         wanted, timeout_s = promised, min(timeout_s, _TOO_FEW_S)
-    began = time.monotonic()
-    deadline = began + timeout_s
+    deadline, complete_since = time.monotonic() + timeout_s, math.inf
     if slots < wanted and time.monotonic() < deadline:
         note(f"waiting for {wanted} task slots: the cluster has {slots} so far")
     while slots < wanted and time.monotonic() < deadline:
         time.sleep(_POLL_S)
         slots = count_slots(session, profile) or 0
-        if executors is not None and len(running_executors(session) or ()) >= executors:
-            # All have come, and have fewer slots than their number lets expect: of devices, say.
-            deadline = min(deadline, began + _TOO_FEW_S)
+        # Where all have come, they have fewer slots than their number lets expect: of devices, say. One that was just
+        # lost, or has just come, may be known here and not there.
+        is_complete = executors is not None and len(running_executors(session) or ()) >= executors
+        complete_since = min(complete_since, time.monotonic()) if is_complete else math.inf
+        if time.monotonic() - complete_since >= _TOO_FEW_S:
+            break
     return slots
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import pkgutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from elephant.cluster.spark_private import set_params
 from elephant.errors import ConfigurationError, DataError, did_you_mean, first_line
 from elephant.jobs.settings import PARAMS, SETTINGS
-from elephant.kinds import CALLBACKS, MODEL_FILE, is_reference
+from elephant.kinds import CALLBACKS, MODEL_FILE, is_reference, missing_argument
 from elephant.options import key_of
 
 if TYPE_CHECKING:
@@ -150,16 +149,8 @@ def require_code(settings: Mapping[str, Any]) -> None:
         raise ConfigurationError(
             f"model: expected a function that returns a model. Received: {model!r}, a {type(built).__name__}."
         )
-    if is_reference(model):
-        try:
-            inspect.signature(built).bind()
-        except TypeError as error:
-            raise ConfigurationError(
-                f"model: expected a function without arguments. Received: {model!r}: {error}."
-            ) from error
-        except ValueError:
-            # Some of what is written in C tells no signature.
-            return
+    if is_reference(model) and (missing := missing_argument(built)):
+        raise ConfigurationError(f"model: expected a function without arguments. Received: {model!r}: {missing}.")
 
 
 def resolve_all(setting: str, references: Mapping[str, str]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ weights travel beside.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import uuid
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +23,7 @@ from elephant.backends import current
 from elephant.backends.keras_private import compiled_with_values, flat_layers, names_free_again
 from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError
+from elephant.kinds import missing_argument
 from elephant.modeling.fixed_batch import take_fewer_rows
 from elephant.modeling.keras_archive import (
     extract_weights,
@@ -283,13 +283,8 @@ def model_source(model: object, custom_objects: Mapping[str, Any] | None = None,
 def _arguments_needed(model: object) -> str:
     """Returns, in words, the argument that a function misses when it is called without any; empty where none is."""
     if callable(model) and not isinstance(model, keras.layers.Layer):
-        try:
-            inspect.signature(model).bind()
-        except TypeError as error:
-            return f" ({error})"
-        except ValueError:
-            # Of some that are written in C, Python knows no signature.
-            return ""
+        missing = missing_argument(model)
+        return f" ({missing})" if missing else ""
     return ""
 
 

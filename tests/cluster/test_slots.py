@@ -62,17 +62,23 @@ def test_waits_when_a_cluster_manager_brings_what_it_has_promised_then_leave_tim
 
 
 def test_slots_when_all_promised_executors_have_come_with_too_few_then_are_not_waited_for(monkeypatch):
-    session, clock, counts = (
-        session_of(monkeypatch, master="yarn", **FOUR),
-        iter(range(0, 3000, 50)),
-        iter([1, 2, 2, 2]),
-    )
-    monkeypatch.setattr(executors, "time", SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda seconds: None))
-    monkeypatch.setattr(executors, "count_slots", lambda session, profile: next(counts))
-    came = iter([["0"], ["0", "1", "2", "3"]])
-    monkeypatch.setattr(executors, "running_executors", lambda session: next(came))
+    session, now = session_of(monkeypatch, master="yarn", **FOUR), [0.0]
+
+    def sleep(seconds):
+        now[0] += 1.0
+
+    def running(session):
+        # One that is lost is still listed at 50 s, and another one has come at 200 s.
+        return "0123" if now[0] == 50.0 or now[0] >= 200.0 else "012"
+
+    monkeypatch.setattr(executors, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr(executors, "running_executors", running)
     # As where half of the executors have no device.
-    assert awaited_slots(session, 4, 600.0, lambda text: None) == 2 and list(counts) == [2]
+    monkeypatch.setattr(executors, "count_slots", lambda session, profile: 2)
+    assert awaited_slots(session, 4, 600.0, lambda text: None) == 2 and now == [220.0]
+    monkeypatch.setattr(executors, "count_slots", lambda session, profile: 4 if now[0] >= 201.0 else 3)
+    now[0] = 0.0
+    assert awaited_slots(session, 4, 600.0, lambda text: None) == 4 and now == [201.0]
 
 
 @every_case(
